@@ -231,6 +231,8 @@ fn texts_become_files_of_vectors() {
     let long = vec!["5"; 65].join(",");
     let (code, error) = refused(&["embed", bundle_path, "--tokens", &long, "--out", file_path]);
     assert_eq!((code, error.contains("65") && error.contains("64")), (2, true), "{error}");
+    let (_, _, stderr) = folder::run(&["embed", bundle_path, "--tokens", &long, "--out", file_path]);
+    assert!(stderr.contains("help: give a shorter text"), "{stderr}");
     // the longest text that fits, to the last token
     assert_eq!(embed(&["--tokens", &vec!["5"; 64].join(",")]).0, 0);
     let (code, error) = refused(&["run", bundle_path, "--prompt", "sea"]);

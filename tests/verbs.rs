@@ -107,6 +107,15 @@ fn a_benchmark_measures_what_it_was_asked_for() {
         bench["suite"].as_array().unwrap().iter().map(|case| case["gen_tokens"].as_u64().unwrap()).collect();
     assert_eq!((code, counts.len()), (0, 5));
     assert!(counts.iter().zip([10, 20, 100, 200, 50]).all(|(count, most)| *count > 0 && *count <= most), "{counts:?}");
+    // a context that is smaller than what is usually measured
+    let room = tempfile::tempdir().unwrap();
+    let small = room.path().join("small.anec");
+    let small = small.to_str().unwrap();
+    let converted = run(&["convert", "-m", "demo", "--set", "context=24", "--out", small, "--no-compile"]);
+    assert_eq!(converted.0, 0, "{}", converted.2);
+    let (code, stdout, stderr) = run(&["bench", small, "--repetitions", "1", "--warmup", "0"]);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(stdout.contains("pp24 ") && stdout.contains("tg23 ") && !stdout.contains("pp64"), "{stdout}");
     let llama = ["bench", bundle().to_str().unwrap(), "--prefill", "4", "--decode", "2", "--format", "llama"];
     assert!(run(&llama).1.lines().any(|line| line.starts_with("| demo | ") && line.contains(" | pp4 | ")));
 }

@@ -18,12 +18,12 @@ use anec::runtime::energy::Energy;
 pub struct BenchArgs {
     #[command(flatten)]
     runner: Runner,
-    /// Lengths of prompts
-    #[arg(long, value_delimiter = ',', value_name = "N,N,…", default_values_t = [64, 256])]
-    prefill: Vec<u64>,
-    /// Lengths of texts
-    #[arg(long, value_delimiter = ',', value_name = "N,N,…", default_values_t = [32])]
-    decode: Vec<u64>,
+    /// Lengths of prompts; 64 and 256 if not given, as far as the context holds them
+    #[arg(long, value_delimiter = ',', value_name = "N,N,…")]
+    prefill: Option<Vec<u64>>,
+    /// Lengths of texts; 32 if not given, as far as the context holds them
+    #[arg(long, value_delimiter = ',', value_name = "N,N,…")]
+    decode: Option<Vec<u64>>,
     /// Tokens already in the cache when measuring begins (depth)
     #[arg(long, value_delimiter = ',', value_name = "N,N,…", default_values_t = [1])]
     depth: Vec<u64>,

@@ -17,10 +17,10 @@ use anec_coreml::{CoreMl, Engine};
 /// What is measured, and how often.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BenchmarkOptions {
-    /// Lengths of prompts, in tokens.
-    pub prefill: Vec<u64>,
-    /// Lengths of texts, in tokens.
-    pub decode: Vec<u64>,
+    /// Lengths of prompts, in tokens; 64 and 256 if not given, as far as the context holds them.
+    pub prefill: Option<Vec<u64>>,
+    /// Lengths of texts, in tokens; 32 if not given, as far as the context holds them.
+    pub decode: Option<Vec<u64>>,
     /// Tokens already in the cache when a text begins.
     pub depth: Vec<u64>,
     /// Runs that count.
@@ -35,8 +35,63 @@ pub struct BenchmarkOptions {
 
 impl Default for BenchmarkOptions {
     fn default() -> Self {
-        let (prefill, decode, depth) = (vec![64, 256], vec![32], vec![1]);
+        let (prefill, decode, depth) = (None, None, vec![1]);
         BenchmarkOptions { prefill, decode, depth, repetitions: 5, warmup: 1, suite: false, energy: false }
+    }
+}
+
+/// Lengths of prompts that are measured where none are given.
+const PREFILL: [u64; 2] = [64, 256];
+
+/// The length of texts that is measured where none is given.
+const DECODE: u64 = 32;
+
+/// What is measured: a prompt, or a text after others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Lengths {
+    prompt: u64,
+    generated: u64,
+    depth: u64,
+}
+
+impl Lengths {
+    /// Its name, as llama-bench has it.
+    fn name(&self) -> String {
+        match self {
+            Lengths { generated: 0, prompt, .. } => format!("pp{prompt}"),
+            Lengths { generated, depth: ..=1, .. } => format!("tg{generated}"),
+            Lengths { generated, depth, .. } => format!("tg{generated} @ d{depth}"),
+        }
+    }
+}
+
+impl BenchmarkOptions {
+    /// What is measured of a bundle with such a context.
+    ///
+    /// # Errors
+    /// When a length that was asked for doesn't fit: nothing is measured then.
+    fn lengths(&self, context: u64) -> Result<Vec<Lengths>, RuntimeError> {
+        let within = |wanted: String, length: u64, most: u64| match (1..=most).contains(&length) {
+            true => Ok(length),
+            false => Err(RuntimeError::BenchmarkLength { wanted, most, context }),
+        };
+        let mut usual: Vec<u64> = PREFILL.iter().map(|length| *length.min(&context)).collect();
+        usual.dedup();
+        let mut all = Vec::new();
+        for &prompt in self.prefill.as_ref().unwrap_or(&usual) {
+            let prompt = within(format!("--prefill {prompt}"), prompt, context)?;
+            all.push(Lengths { prompt, generated: 0, depth: 0 });
+        }
+        for &depth in &self.depth {
+            // a text has a token at least
+            let depth = within(format!("--depth {depth}"), depth, context.saturating_sub(1))?;
+            let most = context - depth;
+            for &generated in self.decode.as_ref().unwrap_or(&vec![DECODE.min(most)]) {
+                let wanted = format!("--decode {generated} after --depth {depth}");
+                all.push(Lengths { prompt: 0, generated: within(wanted, generated, most)?, depth });
+            }
+        }
+        Ok(all)
     }
 }
 
@@ -162,6 +217,7 @@ impl Benchmark {
     ) -> Result<Benchmark> {
         let start = Instant::now();
         let model = load()?;
+        let lengths = if options.suite { Vec::new() } else { options.lengths(model.context())? };
         // functions are made ready when they are first called
         continue_text(&model, 1, 1, 2)?;
         let load_s = start.elapsed().as_secs_f64();
@@ -171,15 +227,8 @@ impl Benchmark {
         if options.suite {
             suite = cases(&model, options.warmup)?;
         } else {
-            for &prompt in &options.prefill {
-                tests.push(test(&model, options, &mut meter, format!("pp{prompt}"), prompt, 0, 0)?);
-            }
-            for &depth in &options.depth {
-                for &generated in &options.decode {
-                    let after = if depth > 1 { format!(" @ d{depth}") } else { String::new() };
-                    let name = format!("tg{generated}{after}");
-                    tests.push(test(&model, options, &mut meter, name, 0, generated, depth)?);
-                }
+            for lengths in lengths {
+                tests.push(test(&model, options, &mut meter, lengths)?);
             }
         }
         let profile = profile.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -239,16 +288,14 @@ fn continue_text(model: &Arc<LoadedModel>, prompt: u64, generated: u64, length: 
     Ok([start..first, first..Instant::now()])
 }
 
-/// Measures a prompt of `prompt` tokens, or a text of `generated` tokens after `depth` others.
+/// Measures a length.
 fn test(
     model: &Arc<LoadedModel>,
     options: &BenchmarkOptions,
     meter: &mut Option<Meter>,
-    test: String,
-    prompt: u64,
-    generated: u64,
-    depth: u64,
+    lengths: Lengths,
 ) -> Result<BenchmarkTest> {
+    let Lengths { prompt, generated, depth } = lengths;
     let seconds = |time: &Range<Instant>| (time.end - time.start).as_secs_f64();
     let (mut samples, mut firsts, mut times) = (Vec::new(), Vec::new(), Vec::new());
     let tokens = if generated > 0 { generated } else { prompt } as f64;
@@ -270,7 +317,7 @@ fn test(
     let median_tps = median(&samples);
     let deviations: Vec<f64> = samples.iter().map(|sample| (sample - median_tps).abs()).collect();
     Ok(BenchmarkTest {
-        test,
+        test: lengths.name(),
         prompt,
         generated,
         depth,
@@ -331,7 +378,37 @@ fn median(numbers: &[f64]) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::median;
+    use super::{BenchmarkOptions, Lengths, median};
+
+    #[test]
+    fn lengths_fit_the_context() {
+        let names = |options: &BenchmarkOptions, context: u64| {
+            let lengths = options.lengths(context).map_err(|error| error.to_string())?;
+            Ok::<_, String>(lengths.iter().map(Lengths::name).collect::<Vec<_>>())
+        };
+        let usual = BenchmarkOptions::default();
+        assert_eq!(names(&usual, 2048).unwrap(), ["pp64", "pp256", "tg32"]);
+        assert_eq!(names(&usual, 128).unwrap(), ["pp64", "pp128", "tg32"]);
+        assert_eq!(names(&usual, 16).unwrap(), ["pp16", "tg15"]);
+        let deep = BenchmarkOptions { depth: vec![1, 120], ..usual.clone() };
+        assert_eq!(names(&deep, 128).unwrap(), ["pp64", "pp128", "tg32", "tg8 @ d120"]);
+        // what was asked for is measured as it is, or refused by its name
+        let prompts = |prefill| BenchmarkOptions { prefill: Some(vec![prefill]), ..usual.clone() };
+        assert_eq!(names(&prompts(128), 128).unwrap(), ["pp128", "tg32"]);
+        for (options, named) in [
+            (prompts(129), "--prefill 129 has to be from 1 to 128: "),
+            (prompts(0), "--prefill 0 has to be from 1 to 128: "),
+            (BenchmarkOptions { depth: vec![600], ..usual.clone() }, "--depth 600 has to be from 1 to 127: "),
+            (BenchmarkOptions { depth: vec![0], ..usual.clone() }, "--depth 0 has to be from 1 to 127: "),
+            (
+                BenchmarkOptions { decode: Some(vec![64]), depth: vec![100], ..usual.clone() },
+                "--decode 64 after --depth 100 has to be from 1 to 28: ",
+            ),
+        ] {
+            let error = names(&options, 128).unwrap_err();
+            assert_eq!(error, format!("{named}the bundle's largest context has 128 tokens"));
+        }
+    }
 
     #[test]
     fn the_median_is_in_the_middle() {

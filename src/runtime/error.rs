@@ -54,6 +54,16 @@ pub enum RuntimeError {
         /// Tokens that fit.
         context: u64,
     },
+    /// A length to measure that the key-value cache has no room for, or none at all.
+    #[error("{wanted} has to be from 1 to {most}: the bundle's largest context has {context} tokens")]
+    BenchmarkLength {
+        /// The option, and what it asks for.
+        wanted: String,
+        /// Tokens that fit there.
+        most: u64,
+        /// Tokens that fit in all.
+        context: u64,
+    },
     /// A token that the model doesn't have.
     #[error("token {token} doesn't exist: the vocabulary has {vocab_size} tokens, 0 to {}", vocab_size.saturating_sub(1))]
     Token {
@@ -236,7 +246,11 @@ impl Diagnostic for RuntimeError {
             RuntimeError::SeveralBundles { .. } => "name one of them",
             RuntimeError::NoBundle { .. } => "give the folder that `anec convert` wrote",
             RuntimeError::ContextFull { .. } | RuntimeError::TextTooLong { .. } => {
-                "shorten the prompt or --max-tokens, or convert with a larger `context` in the manifest"
+                "give a shorter text, or a smaller --max-tokens where one is written, or convert with a larger `context` in \
+                 the manifest"
+            }
+            RuntimeError::BenchmarkLength { .. } => {
+                "give a length in that range, or convert with a larger `context` in the manifest"
             }
             RuntimeError::Memory { .. } => {
                 "raise --max-memory-mb, or convert into smaller packages (`shards`, `lm_head.shards`)"
