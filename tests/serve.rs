@@ -785,6 +785,10 @@ fn json_lines_over_stdin() {
 fn json_lines_over_a_socket_for_several_clients() {
     use std::os::unix::net::UnixStream;
     let room = tempfile::tempdir().unwrap();
+    // where there is no room for one
+    let nowhere = room.path().join("missing/anec.sock");
+    let (code, _, stderr) = run(&["serve", bundle().to_str().unwrap(), "--socket", nowhere.to_str().unwrap()]);
+    assert!(code == 5 && stderr.contains("choose another path for --socket"), "{code}: {stderr}");
     let path = room.path().join("anec.sock");
     let mut child =
         anec().arg("serve").arg(bundle()).arg("--socket").arg(&path).stdout(Stdio::piped()).spawn().unwrap();

@@ -167,7 +167,7 @@ impl ServeArgs {
     #[cfg(unix)]
     async fn socket(&self, service: Arc<Service>, path: &std::path::Path) -> Result<()> {
         use std::os::unix::fs::PermissionsExt;
-        let listen = |error| ServeError::Listen { address: path.display().to_string(), error };
+        let listen = |error| ServeError::Socket { path: path.to_owned(), error };
         // a socket that a server left behind is nobody's; one that answers is another's
         if std::os::unix::net::UnixStream::connect(path).is_err() && is_socket(path) {
             std::fs::remove_file(path).map_err(listen)?;
@@ -204,7 +204,7 @@ impl ServeArgs {
     #[cfg(not(unix))]
     async fn socket(&self, _: Arc<Service>, path: &std::path::Path) -> Result<()> {
         let error = std::io::ErrorKind::Unsupported.into();
-        Err(ServeError::Listen { address: path.display().to_string(), error }.into())
+        Err(ServeError::Socket { path: path.to_owned(), error }.into())
     }
 }
 

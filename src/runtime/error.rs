@@ -253,7 +253,7 @@ impl Diagnostic for RuntimeError {
                 "give a length in that range, or convert with a larger `context` in the manifest"
             }
             RuntimeError::Memory { .. } => {
-                "raise --max-memory-mb, or convert into smaller packages (`shards`, `lm_head.shards`)"
+                "raise --max-memory-mb, or convert into smaller packages (`shards`, `lm_head.split`)"
             }
             RuntimeError::Chunk { .. } => "sizes come from `lengths` in the manifest that the bundle was made with",
             RuntimeError::LabelsTokens { .. } => "use `anec classify`, `anec redact` or `anec logits`",
@@ -274,7 +274,7 @@ impl Diagnostic for RuntimeError {
                 "it needs macOS' powermetrics and root: `sudo anec bench --energy`, or leave out --energy"
             }
             RuntimeError::NoTokenizer { .. } => "give token ids, by --tokens or `anec run --ids`",
-            RuntimeError::NoChatTemplate { .. } => "leave out --chat: the prompt is then continued as it is",
+            RuntimeError::NoChatTemplate { .. } => "`anec run --prompt` without --chat continues a text as it is",
             _ => return None,
         };
         Some(help.into())

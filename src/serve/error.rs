@@ -1,5 +1,7 @@
 //! Errors of requests, with the codes that clients know.
 
+use std::path::PathBuf;
+
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -136,8 +138,16 @@ pub enum ServeError {
     /// The address can't be listened on.
     #[error("can't listen on {address}: {error}")]
     Listen {
-        /// Host and port, or the path of a socket.
+        /// Host and port.
         address: String,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// The Unix socket can't be listened on.
+    #[error("can't listen on {}: {error}", path.display())]
+    Socket {
+        /// Its path.
+        path: PathBuf,
         /// What the system said.
         error: std::io::Error,
     },
@@ -177,7 +187,9 @@ impl ServeError {
             ServeError::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
             ServeError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
             ServeError::Timeout { .. } => StatusCode::GATEWAY_TIMEOUT,
-            ServeError::Listen { .. } | ServeError::Model { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+            ServeError::Listen { .. } | ServeError::Socket { .. } | ServeError::Model { .. } => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
         }
     }
 
@@ -201,7 +213,7 @@ impl ServeError {
             ServeError::Busy { .. } => ("rate_limit_error", Some("queue_full")),
             ServeError::Stopping => ("server_error", Some("shutting_down")),
             ServeError::Timeout { .. } => ("server_error", Some("timeout")),
-            ServeError::Listen { .. } | ServeError::Model { .. } => ("server_error", None),
+            ServeError::Listen { .. } | ServeError::Socket { .. } | ServeError::Model { .. } => ("server_error", None),
         };
         let field = match self {
             ServeError::Invalid { field, .. } => *field,
@@ -254,12 +266,17 @@ impl From<Error> for ServeError {
 impl Diagnostic for ServeError {
     fn fault(&self) -> Fault {
         match self {
-            ServeError::Listen { .. } => Fault::Platform,
+            ServeError::Listen { .. } | ServeError::Socket { .. } => Fault::Platform,
             _ => Fault::Usage,
         }
     }
 
     fn help(&self) -> Option<String> {
-        matches!(self, ServeError::Listen { .. }).then(|| "choose another --port or --host".into())
+        let help = match self {
+            ServeError::Listen { .. } => "choose another --port or --host",
+            ServeError::Socket { .. } => "choose another path for --socket, in a folder that may be written to",
+            _ => return None,
+        };
+        Some(help.into())
     }
 }
