@@ -75,6 +75,20 @@ fn a_completion_is_what_run_writes() {
 }
 
 #[test]
+fn a_model_without_a_chat_template_names_the_route_that_it_has() {
+    let server = Server::start(crate::verbs::bundle(), &[]);
+    let message = |path: &str, request: Json| {
+        let reply = server.post(path, &request);
+        assert_eq!(reply.status, 400);
+        reply.json()["error"]["message"].as_str().unwrap().to_owned()
+    };
+    let said = message("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "Hi"}]}));
+    assert_eq!(said, "this model has no chat template: /v1/completions continues a `prompt`");
+    let said = message("/v1/completions", json!({"prompt": "Hi", "system": "Be kind."}));
+    assert!(said.ends_with("give a `prompt` without `system`, which is continued"), "{said}");
+}
+
+#[test]
 fn streamed_parts_make_the_whole_answer() {
     for (path, mut request) in [
         ("/v1/completions", json!({"prompt": "The lady", "logprobs": 2})),

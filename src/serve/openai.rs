@@ -115,6 +115,10 @@ pub fn read(kind: Kind, body: &[u8], service: &Service) -> Result<(Submission, A
     if let Some(name) = model.filter(|name| *name != service.name) {
         return Err(ServeError::NoModel { name, own: service.name.clone() });
     }
+    if kind == Kind::Chat && service.lacks_template() {
+        let problem = "this model has no chat template: /v1/completions continues a `prompt`";
+        return Err(ServeError::field("messages", problem));
+    }
     let form = AnswerForm {
         kind,
         stream: common.stream.unwrap_or(false),

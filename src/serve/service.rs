@@ -318,6 +318,11 @@ impl Service {
         Ok(self.tokenizer.encode_whole(text, second, false)?)
     }
 
+    /// Whether conversations can't be answered.
+    pub(super) fn lacks_template(&self) -> bool {
+        matches!(self.template, Err(RuntimeError::NoChatTemplate { .. }))
+    }
+
     fn tokens(&self, prompt: RequestPrompt) -> Result<Vec<u32>, ServeError> {
         let (context, field) = (self.context(), prompt.field());
         let tokens = match prompt {
