@@ -3,6 +3,7 @@
 use clap::ValueEnum;
 
 use super::model::{Runner, TEXT_PRECISION};
+use super::usage::UsageError;
 use super::{print, print_json};
 use anec::base::Result;
 use anec::report;
@@ -34,7 +35,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     warmup: u32,
     /// Five prompts of several kinds instead, each written once
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["prefill", "decode", "depth", "repetitions"])]
     suite: bool,
     /// Also says how long each function took
     #[arg(long)]
@@ -47,7 +48,7 @@ pub struct BenchArgs {
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
     /// The same as --format json
-    #[arg(long)]
+    #[arg(long, conflicts_with = "format")]
     json: bool,
 }
 
@@ -64,6 +65,7 @@ enum Format {
 
 impl BenchArgs {
     pub(super) fn run(self) -> Result<u8> {
+        self.check_format()?;
         let device = self.runner.device();
         let options = BenchmarkOptions {
             prefill: self.prefill,
@@ -84,6 +86,18 @@ impl BenchArgs {
             Format::Llama => print(&as_llama_bench(&bench)),
         }
         Ok(0)
+    }
+
+    /// Refuses what the lines of llama-bench have no place for, before it is measured.
+    fn check_format(&self) -> Result<()> {
+        let more = [("--suite", self.suite), ("--functions", self.functions), ("--energy", self.energy)];
+        match more.into_iter().find(|(_, given)| *given && self.format == Format::Llama) {
+            Some((option, _)) => {
+                let problem = format!("--format llama has no place for what {option} measures");
+                Err(UsageError::new(problem, "leave out --format, or take --format json").into())
+            }
+            None => Ok(()),
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::usage::UsageError;
 use super::{demo_model, print, print_json, progress};
 use anec::base::Result;
 use anec::bundle::{self, Bundle};
@@ -18,7 +19,7 @@ pub struct InspectArgs {
     /// What to look at: a path, hf:owner/name for a source, or the name of a built-in manifest for the shapes of its model
     path: String,
     /// Prints the program of a package as MIL text
-    #[arg(long)]
+    #[arg(long, conflicts_with = "json")]
     mil: bool,
     /// Lists every tensor of a source on its own
     #[arg(long)]
@@ -41,6 +42,7 @@ impl InspectArgs {
         match self.kind() {
             Kind::Bundle => {
                 let bundle = Bundle::read(&path)?;
+                self.no_program("a bundle")?;
                 if self.json {
                     print_json(&bundle);
                 } else {
@@ -64,6 +66,7 @@ impl InspectArgs {
             }
             Kind::Source => {
                 let source = self.source()?;
+                self.no_program("a source of weights")?;
                 if self.json {
                     print_json(&inspection::source_json(&source));
                 } else {
@@ -72,6 +75,15 @@ impl InspectArgs {
             }
         }
         Ok(0)
+    }
+
+    /// Refuses --mil for what is no package.
+    fn no_program(&self, what: &str) -> Result<()> {
+        if self.mil {
+            let problem = format!("{}: --mil prints the program of a package, and this is {what}", self.path);
+            return Err(UsageError::new(problem, "name an .mlpackage: a bundle has some in its folder").into());
+        }
+        Ok(())
     }
 
     /// What the path is, or, where nothing has that path, what the built-in manifest of that name is for: its published

@@ -60,15 +60,25 @@ pub struct Backend {
     /// What runs it
     #[arg(long, value_enum, value_name = "NAME", default_value_t = BackendName::Cpu)]
     backend: BackendName,
-    /// The devices that Core ML may use
-    #[arg(long, value_enum, value_name = "UNITS", default_value_t = ComputeUnits::CpuAndNeuralEngine)]
-    compute_units: ComputeUnits,
+    /// The devices that Core ML may use; cpu-and-neural-engine if not given
+    #[arg(long, value_enum, value_name = "UNITS")]
+    compute_units: Option<ComputeUnits>,
 }
 
 impl Backend {
     /// What Core ML may use, where that is the backend.
-    pub fn core_ml(&self) -> Option<ComputeUnits> {
-        (self.backend == BackendName::Coreml).then_some(self.compute_units)
+    ///
+    /// # Errors
+    /// When devices are named and it isn't.
+    pub fn core_ml(&self) -> Result<Option<ComputeUnits>> {
+        match (self.backend, self.compute_units) {
+            (BackendName::Cpu, Some(_)) => {
+                let problem = "--compute-units names devices of Core ML, and the CPU executor runs the bundle";
+                Err(UsageError::new(problem, "add --backend coreml, or leave out --compute-units").into())
+            }
+            (BackendName::Cpu, None) => Ok(None),
+            (BackendName::Coreml, units) => Ok(Some(units.unwrap_or(ComputeUnits::CpuAndNeuralEngine))),
+        }
     }
 }
 
@@ -121,7 +131,7 @@ impl Runner {
 
     /// The devices that Core ML may use, where that is the backend.
     fn units(&self) -> Result<Option<PhaseUnits>> {
-        match (self.backend.core_ml(), self.decode_units) {
+        match (self.backend.core_ml()?, self.decode_units) {
             (None, Some(_)) => {
                 let problem = "--decode-units names devices of Core ML, and the CPU executor runs the bundle";
                 Err(UsageError::new(problem, "add --backend coreml, or leave out --decode-units").into())
@@ -160,7 +170,7 @@ impl Runner {
     /// As [`Runner::open`], and when a function can't be loaded.
     pub fn load(&self) -> Result<Arc<LoadedModel>> {
         let model = self.open()?;
-        if self.backend.core_ml().is_some() {
+        if self.core_ml().is_some() {
             let bar = progress::counting("loading functions");
             model.prepare(|done, of| bar.set(done as u64, of as u64))?;
             bar.finish();

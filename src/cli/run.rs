@@ -53,13 +53,13 @@ struct Prompt {
     #[arg(long, value_delimiter = ',', value_name = "ID,ID,…")]
     ids: Option<Vec<u32>>,
     /// Takes the text as a user's message and lets the model answer, by its chat template
-    #[arg(long, requires = "prompt")]
+    #[arg(long, conflicts_with = "ids")]
     chat: bool,
     /// A system message before it
     #[arg(long, value_name = "TEXT", requires = "chat")]
     system: Option<String>,
     /// Special tokens that are written out in the text (`<|fim_prefix|>`) count as such; else they are letters like all others
-    #[arg(long, requires = "prompt")]
+    #[arg(long, conflicts_with = "ids")]
     special: bool,
 }
 

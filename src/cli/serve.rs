@@ -12,7 +12,7 @@ use tokio_io_timeout::TimeoutWriter;
 
 use super::draft::DraftArgs;
 use super::model::{Runner, TEXT_PRECISION};
-use super::usage::ThreadError;
+use super::usage::{ThreadError, UsageError};
 use anec::base::Result;
 use anec::serve::{self, HttpOptions, ServeError, ServeLimits, Service, json_lines};
 
@@ -25,10 +25,10 @@ pub struct ServeArgs {
     #[command(flatten)]
     runner: Runner,
     /// Address to listen on
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", conflicts_with_all = ["stdin", "socket"])]
     host: IpAddr,
     /// Port to listen on; 0 takes a free one
-    #[arg(long, value_name = "N", default_value_t = 8000)]
+    #[arg(long, value_name = "N", default_value_t = 8000, conflicts_with_all = ["stdin", "socket"])]
     port: u16,
     /// Takes JSON lines on this Unix socket instead
     #[arg(long, value_name = "PATH", conflicts_with = "stdin")]
@@ -53,24 +53,27 @@ pub struct ServeArgs {
     timeout: u64,
     /// Seconds in which a request has to arrive
     #[arg(long, value_name = "S", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(conflicts_with_all = ["stdin", "socket"])]
     read_timeout: u64,
     /// Seconds in which a client has to take something of what is written to it
     #[arg(long, value_name = "S", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(conflicts_with = "stdin")]
     write_timeout: u64,
     /// Seconds for unfinished answers when the server is told to end
-    #[arg(long, value_name = "S", default_value_t = 30)]
+    #[arg(long, value_name = "S", default_value_t = 30, conflicts_with_all = ["stdin", "socket"])]
     grace: u64,
     /// Most bytes of a request
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = clap::value_parser!(u32).range(1..))]
     max_body: u32,
     /// Connections at the same time
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(conflicts_with = "stdin")]
     connections: u16,
     /// Key that clients have to send
-    #[arg(long, value_name = "KEY", env = "ANEC_API_KEY", hide_env_values = true, value_parser = api_key)]
+    #[arg(long, value_name = "KEY", env = API_KEY, hide_env_values = true, value_parser = api_key)]
     api_key: Option<String>,
     /// Lets web pages of this origin use the server; `*` for all; can be given several times
-    #[arg(long, value_name = "ORIGIN", value_parser = origin)]
+    #[arg(long, value_name = "ORIGIN", value_parser = origin, conflicts_with_all = ["stdin", "socket"])]
     cors: Vec<String>,
     /// Guesses up to N tokens from a text's own past and checks them in one call; the text stays the same
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -78,6 +81,9 @@ pub struct ServeArgs {
     #[command(flatten)]
     draft: DraftArgs,
 }
+
+/// The variable of the environment that has the key, where none is given.
+const API_KEY: &str = "ANEC_API_KEY";
 
 /// A key that clients can send.
 fn api_key(text: &str) -> Result<String, String> {
@@ -102,6 +108,7 @@ fn origin(text: &str) -> Result<String, String> {
 
 impl ServeArgs {
     pub(super) fn run(self) -> Result<u8> {
+        self.check_key()?;
         let model = self.runner.open()?;
         let name = self.name.clone().unwrap_or_else(|| model.bundle().name.clone());
         let limits = ServeLimits {
@@ -128,6 +135,16 @@ impl ServeArgs {
         // a thread that still waits for stdin is no reason to stay
         runtime.shutdown_background();
         done.map(|()| 0)
+    }
+
+    /// Refuses a key where none is asked for. One in the environment may be there for other servers.
+    fn check_key(&self) -> Result<()> {
+        let lines = self.stdin || self.socket.is_some();
+        if lines && self.api_key.is_some() && self.api_key != std::env::var(API_KEY).ok() {
+            let problem = "--api-key is for HTTP: who sends JSON lines is asked for no key";
+            return Err(UsageError::new(problem, "leave it out: only its owner can connect to a socket").into());
+        }
+        Ok(())
     }
 
     async fn http(&self, service: Arc<Service>) -> Result<()> {

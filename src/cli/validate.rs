@@ -114,7 +114,7 @@ impl ValidateArgs {
         let mut validator = Validator::new(path)
             .forecast(self.forecast)
             .precisions(self.precision.iter().copied())
-            .core_ml(self.backend.core_ml())
+            .core_ml(self.backend.core_ml()?)
             .positions(usize::from(self.positions))
             .progress(progress::bytes());
         // who names a plan wants it judged; a forecast stands beside the gate that it is no proof for
