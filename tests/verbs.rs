@@ -223,6 +223,7 @@ fn wrong_requests_are_explained() {
             &["run", "BUNDLE"],
             &["run", "ROOM", "--prompt", "x"],
             &["run", "BUNDLE", "--prompt", "x", "--chat"],
+            &["run", "BUNDLE", "--prompt", "x", "--max-memory-mb", "0.1"],
             &["chat", "BUNDLE"],
             &["run", "BUNDLE", "--ids", "5", "--chat"],
             &["run", "BUNDLE", "--ids", "5", "--special"],
