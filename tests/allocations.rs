@@ -78,7 +78,8 @@ fn requests(case: &str, form: LoweringOptions, precision: Precision, caches: Cac
         executable.states().for_each(|(name, _)| state.hold_in_half_precision(name));
     }
     let step = |position: usize| {
-        let tensors = inputs(&graph, position, 1);
+        let tensors = inputs(&graph, position, 1).into_iter().map(|(name, tensor)| (name, Arc::new(tensor)));
+        let tensors: Vec<_> = tensors.collect();
         let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
         counted(|| executable.run_into(&tensors, &mut state, &mut outputs).unwrap()).0
     };

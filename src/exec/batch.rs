@@ -27,7 +27,7 @@ use anec_kernels::product::{TokenProduct, multiply_each};
 /// What a sequence gives to a call that it shares with others.
 pub struct SequenceCall<'a> {
     /// Inputs by name, in any order.
-    pub inputs: Vec<(&'a str, &'a Tensor)>,
+    pub inputs: Vec<(&'a str, &'a Arc<Tensor>)>,
     /// The sequence's states.
     pub state: &'a mut State,
 }
@@ -215,8 +215,8 @@ mod tests {
                 let mut alone: Vec<State> = (0..count).map(|_| executable.new_state()).collect();
                 let mut together = alone.clone();
                 for turn in 0..3_usize {
-                    let given = |i| Tensor::new([1, WIDTH, 1, 1], noise(WIDTH, 10 * turn + i));
-                    let inputs: Vec<Tensor> = (0..count).map(given).collect();
+                    let given = |i| Arc::new(Tensor::new([1, WIDTH, 1, 1], noise(WIDTH, 10 * turn + i)));
+                    let inputs: Vec<Arc<Tensor>> = (0..count).map(given).collect();
                     let calls = inputs.iter().zip(&mut together);
                     let calls = calls.map(|(x, state)| SequenceCall { inputs: vec![("x", x)], state }).collect();
                     let found = executable.run_batch(calls);
@@ -243,7 +243,8 @@ mod tests {
     fn one_that_fails_leaves_the_others_as_they_are() {
         let options = ExecOptions { precision: Precision::F32 };
         let executable = Executable::compile(&function(), options, &WeightCache::new()).unwrap();
-        let (good, bad) = (Tensor::new([1, WIDTH, 1, 1], noise(WIDTH, 1)), Tensor::new([1, 2, 1, 1], vec![0.0; 2]));
+        let good = Arc::new(Tensor::new([1, WIDTH, 1, 1], noise(WIDTH, 1)));
+        let bad = Arc::new(Tensor::new([1, 2, 1, 1], vec![0.0; 2]));
         let mut states: Vec<State> = (0..3).map(|_| executable.new_state()).collect();
         // without its state
         states.push(State::default());
@@ -272,7 +273,8 @@ mod tests {
         ops.output("out", y);
         let options = ExecOptions { precision: Precision::F32 };
         let executable = Executable::compile(&ops.finish().unwrap(), options, &WeightCache::new()).unwrap();
-        let inputs = [1, 5, 20, 8, 1].map(|tokens| Tensor::new([1, WIDTH, 1, tokens], noise(WIDTH * tokens, tokens)));
+        let of_tokens = |tokens| Arc::new(Tensor::new([1, WIDTH, 1, tokens], noise(WIDTH * tokens, tokens)));
+        let inputs = [1, 5, 20, 8, 1].map(of_tokens);
         let mut states = [(); 5].map(|()| State::default());
         let calls = inputs.iter().zip(&mut states);
         let calls = calls.map(|(x, state)| SequenceCall { inputs: vec![("x", x)], state }).collect();

@@ -18,6 +18,7 @@ use super::fuse::fuse;
 use super::node::Node;
 use super::operand::Operand;
 use super::ops;
+use super::pool::Pool;
 use super::profile::ExecProfile;
 use super::state::State;
 use super::step::Step;
@@ -143,6 +144,36 @@ pub struct Executable {
 impl std::fmt::Debug for Executable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Executable({}, {} steps)", self.function, self.nodes.len())
+    }
+}
+
+/// A tensor that a run is given.
+pub(super) trait Given {
+    /// The tensor.
+    fn tensor(&self) -> &Tensor;
+
+    /// The tensor as the run holds it: a copy, unless it can be shared. Caches that the host keeps are too large to be copied for
+    /// each token.
+    fn shared(&self, pool: &mut Pool) -> Arc<Tensor>;
+}
+
+impl Given for Tensor {
+    fn tensor(&self) -> &Tensor {
+        self
+    }
+
+    fn shared(&self, pool: &mut Pool) -> Arc<Tensor> {
+        pool.reshaped(&self.shape, &self.data)
+    }
+}
+
+impl Given for Arc<Tensor> {
+    fn tensor(&self) -> &Tensor {
+        self
+    }
+
+    fn shared(&self, _: &mut Pool) -> Arc<Tensor> {
+        self.clone()
     }
 }
 
@@ -277,7 +308,7 @@ impl Executable {
     /// As [`run`](Executable::run).
     pub fn run_into(
         &self,
-        inputs: &[(&str, &Tensor)],
+        inputs: &[(&str, &Arc<Tensor>)],
         state: &mut State,
         outputs: &mut Vec<Arc<Tensor>>,
     ) -> Result<(), ExecError> {
@@ -331,7 +362,7 @@ impl Executable {
 
     fn in_frame<'a>(
         &'a self,
-        inputs: &[(&str, &Tensor)],
+        inputs: &[(&str, &impl Given)],
         state: &'a mut State,
         observer: Option<Observer<'a>>,
         profile: Option<&'a mut ExecProfile>,
@@ -361,7 +392,7 @@ impl Executable {
     fn run_frame(
         &self,
         frame: &mut Frame<'_>,
-        inputs: &[(&str, &Tensor)],
+        inputs: &[(&str, &impl Given)],
         outputs: &mut Vec<Arc<Tensor>>,
     ) -> Result<(), ExecError> {
         self.give_inputs(frame, inputs);
@@ -370,10 +401,10 @@ impl Executable {
     }
 
     /// Puts inputs that have been checked into their slots.
-    pub(super) fn give_inputs(&self, frame: &mut Frame<'_>, inputs: &[(&str, &Tensor)]) {
+    pub(super) fn give_inputs(&self, frame: &mut Frame<'_>, inputs: &[(&str, &impl Given)]) {
         for (name, ty, slot) in &self.inputs {
             if let Some((_, tensor)) = inputs.iter().find(|(given, _)| given == name) {
-                let mut tensor = frame.workspace.pool.reshaped(&tensor.shape, &tensor.data);
+                let mut tensor = tensor.shared(&mut frame.workspace.pool);
                 if frame.rounds(ty.dtype) {
                     frame.round(&mut tensor);
                 }
@@ -397,7 +428,7 @@ impl Executable {
         Ok(())
     }
 
-    pub(super) fn check_inputs(&self, given: &[(&str, &Tensor)]) -> Result<(), ExecError> {
+    pub(super) fn check_inputs(&self, given: &[(&str, &impl Given)]) -> Result<(), ExecError> {
         let wrong = |input: &str, problem: String| ExecError::Input {
             function: self.function.clone(),
             input: input.to_owned(),
@@ -417,6 +448,7 @@ impl Executable {
             let Some((_, tensor)) = given.iter().find(|(given, _)| given == name) else {
                 return Err(wrong(name, format!("it is missing; a {ty} is expected")));
             };
+            let tensor = tensor.tensor();
             if !tensor.is_consistent() {
                 let count = tensor.data.len();
                 return Err(wrong(name, format!("its shape is {:?}, but it has {count} elements", tensor.shape)));

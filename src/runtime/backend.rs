@@ -41,13 +41,13 @@ pub struct BatchMember<'a> {
     /// Its states.
     pub sequence: &'a mut (dyn Sequence + 'static),
     /// Tensors, in the order of the function's inputs.
-    pub inputs: Vec<&'a Tensor>,
+    pub inputs: &'a [Arc<Tensor>],
 }
 
 impl BatchMember<'_> {
     /// Runs the function for this text only.
     pub(super) fn run_alone(self, function: usize) -> BatchResult {
-        self.sequence.run(function, &self.inputs, None)
+        self.sequence.run(function, &FunctionCall { function, inputs: self.inputs }.borrowed(), None)
     }
 }
 

@@ -143,7 +143,7 @@ impl Signature {
     }
 
     /// Inputs in the bundle's order, under their names.
-    fn named<'a, C: FromIterator<(&'a str, &'a Tensor)>>(&'a self, inputs: impl Iterator<Item = &'a Tensor>) -> C {
+    fn named<'a, T, C: FromIterator<(&'a str, T)>>(&'a self, inputs: impl IntoIterator<Item = T>) -> C {
         self.inputs.iter().map(String::as_str).zip(inputs).collect()
     }
 
@@ -292,7 +292,7 @@ impl Backend for CpuBackend {
         };
         let call = |BatchMember { sequence, inputs }| {
             let state = self.own(sequence)?.state_of(function, signature, &executable);
-            Some(SequenceCall { inputs: signature.named(inputs.into_iter()), state })
+            Some(SequenceCall { inputs: signature.named(inputs), state })
         };
         let ended = |result: Result<_, _>| match result {
             Ok(outputs) => Ok(signature.in_order(outputs)),
@@ -357,7 +357,7 @@ impl Sequence for CpuSequence {
         let executable = shared.executable(function)?;
         let signature = shared.programs.signature(function)?;
         let state = self.state_of(function, signature, &executable);
-        let inputs: SmallVec<[_; 16]> = signature.named(inputs.iter().map(Arc::as_ref));
+        let inputs: SmallVec<[_; 16]> = signature.named(inputs);
         executable.run_into(&inputs, state, outputs).map_err(|error| signature.failed(error))?;
         signature.sort(&executable, outputs);
         Ok(())

@@ -2,8 +2,9 @@
 //! inside them.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use super::backend::{Backend, Phase, Sequence, Watch};
+use super::backend::{Backend, FunctionCall, Phase, Sequence, Watch};
 use anec_base::Result;
 use anec_exec::{ProductMemo, Tensor};
 
@@ -14,16 +15,32 @@ pub type Interceptor =
 /// Sees a value that has a name: the function's index in `bundle.json`, the name, and the value.
 pub type Observer = Arc<dyn Fn(usize, &str, &Tensor) + Send + Sync>;
 
+/// Is told of a call: the function's index in `bundle.json`, and how long it took.
+pub(super) type Timer = Arc<dyn Fn(usize, Duration) + Send + Sync>;
+
 /// A backend, intercepted.
 pub struct InterceptedBackend {
     inner: Arc<dyn Backend>,
-    interceptor: Interceptor,
+    interception: Interception,
+}
+
+/// What becomes of a call.
+#[derive(Clone)]
+enum Interception {
+    Replaced(Interceptor),
+    /// It is made as it is, its memory used again as without interception.
+    Timed(Timer),
 }
 
 impl InterceptedBackend {
     /// Calls of functions on `inner` are what `interceptor` makes of them.
     pub fn new(inner: Arc<dyn Backend>, interceptor: Interceptor) -> Self {
-        InterceptedBackend { inner, interceptor }
+        InterceptedBackend { inner, interception: Interception::Replaced(interceptor) }
+    }
+
+    /// Runs functions on `inner` and tells `timer` how long each call took.
+    pub(super) fn timed(inner: Arc<dyn Backend>, timer: Timer) -> Self {
+        InterceptedBackend { inner, interception: Interception::Timed(timer) }
     }
 
     /// Runs functions on `inner` and shows their values to `observer`, call by call.
@@ -53,18 +70,39 @@ impl Backend for InterceptedBackend {
     }
 
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
-        Ok(Box::new(Intercepted { inner: self.inner.sequence()?, interceptor: self.interceptor.clone() }))
+        Ok(Box::new(Intercepted { inner: self.inner.sequence()?, interception: self.interception.clone() }))
     }
 }
 
 struct Intercepted {
     inner: Box<dyn Sequence>,
-    interceptor: Interceptor,
+    interception: Interception,
 }
 
 impl Sequence for Intercepted {
     fn run(&mut self, function: usize, inputs: &[&Tensor], watch: Option<Watch<'_>>) -> Result<Vec<Tensor>> {
-        (self.interceptor)(&mut *self.inner, function, inputs, watch)
+        match &self.interception {
+            Interception::Replaced(interceptor) => interceptor(&mut *self.inner, function, inputs, watch),
+            Interception::Timed(timer) => {
+                let start = Instant::now();
+                let outputs = self.inner.run(function, inputs, watch);
+                timer(function, start.elapsed());
+                outputs
+            }
+        }
+    }
+
+    fn run_into(&mut self, call: FunctionCall<'_>, outputs: &mut Vec<Arc<Tensor>>) -> Result<()> {
+        if let Interception::Timed(timer) = &self.interception {
+            let start = Instant::now();
+            let done = self.inner.run_into(call, outputs);
+            timer(call.function, start.elapsed());
+            return done;
+        }
+        let given = self.run(call.function, &call.borrowed(), None)?;
+        outputs.clear();
+        outputs.extend(given.into_iter().map(Arc::new));
+        Ok(())
     }
 
     fn remember(&mut self, memo: &Arc<ProductMemo>) -> bool {
@@ -88,8 +126,8 @@ impl Sequence for Intercepted {
     }
 
     fn fork(&self) -> Result<Option<Box<dyn Sequence>>> {
-        let interceptor = &self.interceptor;
-        let own = |inner| Box::new(Intercepted { inner, interceptor: interceptor.clone() }) as Box<dyn Sequence>;
+        let interception = &self.interception;
+        let own = |inner| Box::new(Intercepted { inner, interception: interception.clone() }) as Box<dyn Sequence>;
         Ok(self.inner.fork()?.map(own))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::backend::Backend;
 use super::intercepted::InterceptedBackend;
@@ -23,18 +23,13 @@ pub type FunctionProfile = Arc<Mutex<BTreeMap<usize, CallTime>>>;
 pub fn profiled(inner: Arc<dyn Backend>) -> (InterceptedBackend, FunctionProfile) {
     let profile = FunctionProfile::default();
     let times = profile.clone();
-    let measured = InterceptedBackend::new(
-        inner,
-        Arc::new(move |sequence, function, inputs, watch| {
-            let start = Instant::now();
-            let outputs = sequence.run(function, inputs, watch);
-            let mut times = times.lock().unwrap_or_else(PoisonError::into_inner);
-            let calls = times.entry(function).or_default();
-            calls.count += 1;
-            calls.time += start.elapsed();
-            outputs
-        }),
-    );
+    let timer = move |function: usize, time: Duration| {
+        let mut times = times.lock().unwrap_or_else(PoisonError::into_inner);
+        let calls = times.entry(function).or_default();
+        calls.count += 1;
+        calls.time += time;
+    };
+    let measured = InterceptedBackend::timed(inner, Arc::new(timer));
     (measured, profile)
 }
 

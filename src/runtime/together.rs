@@ -302,7 +302,6 @@ fn call_together(
         let which: Vec<usize> = (0..members.len()).filter(|index| takes(&prepared[*index])).collect();
         let called = members.iter_mut().zip(&prepared).filter_map(|(member, prepared)| {
             let (_, inputs) = prepared.as_ref().filter(|(own, _)| *own == function)?;
-            let inputs = inputs.iter().map(Arc::as_ref).collect();
             Some(BatchMember { sequence: &mut *member.text.session.states.sequence, inputs })
         });
         let mut results = model.backend.run_batch(function, called.collect()).into_iter();
