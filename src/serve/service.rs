@@ -318,9 +318,9 @@ impl Service {
         Ok(self.tokenizer.encode_whole(text, second, false)?)
     }
 
-    /// Whether conversations can't be answered.
+    /// Whether the model continues texts, but can't answer conversations.
     pub(super) fn lacks_template(&self) -> bool {
-        matches!(self.template, Err(RuntimeError::NoChatTemplate { .. }))
+        self.model.continues_texts().is_ok() && matches!(self.template, Err(RuntimeError::NoChatTemplate { .. }))
     }
 
     fn tokens(&self, prompt: RequestPrompt) -> Result<Vec<u32>, ServeError> {
