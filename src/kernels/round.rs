@@ -19,14 +19,21 @@ pub fn round_to_f16(values: &mut [f32]) {
     vectorized(Rounding(values));
 }
 
+/// The bits of a number's exponent.
+pub const EXPONENT: u32 = 0x7f80_0000;
+
+/// What a number is added to and taken away from again to be left with so many significant bits, to nearest even, where `power`
+/// are the bits of the power of two below it: 1.5 times 2^23 units of its last place, a sum with which has no bits below the unit.
+#[inline(always)]
+pub fn rounding_shift(power: u32, significant_bits: u32) -> f32 {
+    f32::from_bits(power.wrapping_add((24 - significant_bits) << 23 | 1 << 22))
+}
+
 /// The nearest fp16, of two the even one.
 #[inline(always)]
 pub fn rounded_to_f16(value: f32) -> f32 {
-    const EXPONENT: u32 = 0x7f80_0000;
     const SMALLEST_EXPONENT: u32 = (127 - 14) << 23;
-    // a sum with 1.5 times 2^23 units of the last place has no bits below the unit
-    let power = (value.to_bits() & EXPONENT).max(SMALLEST_EXPONENT);
-    let shift = f32::from_bits(power.wrapping_add(13 << 23 | 1 << 22));
+    let shift = rounding_shift((value.to_bits() & EXPONENT).max(SMALLEST_EXPONENT), 11);
     let magnitude = if value.abs() >= LIMIT { f32::INFINITY } else { value + shift - shift };
     magnitude.copysign(value)
 }

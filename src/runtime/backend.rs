@@ -34,6 +34,14 @@ impl<'a> FunctionCall<'a> {
     pub fn borrowed(&self) -> Vec<&'a Tensor> {
         self.inputs.iter().map(Arc::as_ref).collect()
     }
+
+    /// What [`Sequence::run`] or what takes its place gives for the call.
+    pub(super) fn outputs_of(
+        &self,
+        run: impl FnOnce(usize, &[&Tensor]) -> Result<Vec<Tensor>>,
+    ) -> Result<Vec<Arc<Tensor>>> {
+        Ok(run(self.function, &self.borrowed())?.into_iter().map(Arc::new).collect())
+    }
 }
 
 /// What one of several texts gives to a call of a function that they share.
@@ -108,9 +116,7 @@ pub trait Sequence: Any + Send {
     /// # Errors
     /// As [`run`](Sequence::run).
     fn run_into(&mut self, call: FunctionCall<'_>, outputs: &mut Vec<Arc<Tensor>>) -> Result<()> {
-        let given = self.run(call.function, &call.borrowed(), None)?;
-        outputs.clear();
-        outputs.extend(given.into_iter().map(Arc::new));
+        *outputs = call.outputs_of(|function, inputs| self.run(function, inputs, None))?;
         Ok(())
     }
 

@@ -74,6 +74,14 @@ impl Backend for InterceptedBackend {
     }
 }
 
+/// Makes a call of a function, and says how long it took.
+fn timed<T>(timer: &Timer, function: usize, call: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let result = call();
+    timer(function, start.elapsed());
+    result
+}
+
 struct Intercepted {
     inner: Box<dyn Sequence>,
     interception: Interception,
@@ -83,26 +91,18 @@ impl Sequence for Intercepted {
     fn run(&mut self, function: usize, inputs: &[&Tensor], watch: Option<Watch<'_>>) -> Result<Vec<Tensor>> {
         match &self.interception {
             Interception::Replaced(interceptor) => interceptor(&mut *self.inner, function, inputs, watch),
-            Interception::Timed(timer) => {
-                let start = Instant::now();
-                let outputs = self.inner.run(function, inputs, watch);
-                timer(function, start.elapsed());
-                outputs
-            }
+            Interception::Timed(timer) => timed(timer, function, || self.inner.run(function, inputs, watch)),
         }
     }
 
     fn run_into(&mut self, call: FunctionCall<'_>, outputs: &mut Vec<Arc<Tensor>>) -> Result<()> {
-        if let Interception::Timed(timer) = &self.interception {
-            let start = Instant::now();
-            let done = self.inner.run_into(call, outputs);
-            timer(call.function, start.elapsed());
-            return done;
+        match &self.interception {
+            Interception::Replaced(interceptor) => {
+                *outputs = call.outputs_of(|function, inputs| interceptor(&mut *self.inner, function, inputs, None))?;
+                Ok(())
+            }
+            Interception::Timed(timer) => timed(timer, call.function, || self.inner.run_into(call, outputs)),
         }
-        let given = self.run(call.function, &call.borrowed(), None)?;
-        outputs.clear();
-        outputs.extend(given.into_iter().map(Arc::new));
-        Ok(())
     }
 
     fn remember(&mut self, memo: &Arc<ProductMemo>) -> bool {

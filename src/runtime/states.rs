@@ -92,8 +92,7 @@ impl States {
         match watch {
             None => self.sequence.run_into(call, outputs)?,
             Some(_) => {
-                let given = self.sequence.run(function, &call.borrowed(), watch)?;
-                *outputs = given.into_iter().map(Arc::new).collect();
+                *outputs = call.outputs_of(|function, inputs| self.sequence.run(function, inputs, watch))?;
             }
         }
         // while the call holds the caches, they can't be written in place

@@ -17,7 +17,7 @@ use crate::weight::LoadedWeight;
 use anec_kernels::dispatch::{Vectorize, vectorized};
 use anec_kernels::layout::MatrixLayout;
 use anec_kernels::pool;
-use anec_kernels::round::rounded_to_f16;
+use anec_kernels::round::{EXPONENT, rounded_to_f16, rounding_shift};
 use anec_kernels::weight::Elements;
 
 /// Where sums end.
@@ -332,10 +332,8 @@ fn saturated(by_tiles: bool, a: &[f32], b: &[f32]) -> f32 {
 /// A sum of which both terms are held in units of the larger one's twelfth bit, to nearest even.
 #[inline(always)]
 fn add_aligned(a: f32, b: f32) -> f32 {
-    const EXPONENT: u32 = 0x7f80_0000;
-    // what is added to this and taken away again has lost the bits below the unit: 1.5 times 2^23 units
     let power = (a.to_bits() & EXPONENT).max(b.to_bits() & EXPONENT);
-    let shift = f32::from_bits(power.wrapping_add(12 << 23 | 1 << 22));
+    let shift = rounding_shift(power, 12);
     (a + shift - shift) + (b + shift - shift)
 }
 

@@ -52,21 +52,30 @@ impl Source {
     }
 
     /// The tensors that it lies in.
-    pub fn buffers(&self, frame: &Frame<'_>) -> Option<[Option<StateBuffer>; 2]> {
-        let appended = self.appended.as_ref().map(|part| part.buffer(frame));
-        Some([Some(self.first.buffer(frame)?), if let Some(part) = appended { Some(part?) } else { None }])
+    pub fn buffers(&self, frame: &Frame<'_>) -> Option<Buffers> {
+        let appended = match &self.appended {
+            Some(part) => Some(part.buffer(frame)?),
+            None => None,
+        };
+        Some(Buffers { first: self.first.buffer(frame)?, appended })
     }
 
     /// Its heads in these tensors.
-    pub fn heads<'a>(&self, [first, appended]: &'a [Option<StateBuffer>; 2]) -> Option<Heads<'a>> {
-        let first = PartHeads::of(first.as_ref()?, &self.first.rows)?;
-        let appended = match (appended, &self.appended) {
-            (Some(buffer), Some(part)) => Some(PartHeads::of(buffer, &part.rows)?),
-            _ => None,
+    pub fn heads<'a>(&self, buffers: &'a Buffers) -> Option<Heads<'a>> {
+        let first = PartHeads::of(&buffers.first, &self.first.rows)?;
+        let appended = match self.appended.as_ref().zip(buffers.appended.as_ref()) {
+            Some((part, buffer)) => Some(PartHeads::of(buffer, &part.rows)?),
+            None => None,
         };
         let fits = |other: &PartHeads<'_>| (other.count, other.width) == (first.count, first.width);
         appended.as_ref().is_none_or(fits).then_some(Heads { first, appended })
     }
+}
+
+/// The tensors of a source.
+pub(super) struct Buffers {
+    first: StateBuffer,
+    appended: Option<StateBuffer>,
 }
 
 /// Rows of a tensor, seen through the slices that give an operand, of which some rows are taken. The slices are put among `seen`.
@@ -160,12 +169,11 @@ impl<'a> Heads<'a> {
 
     /// Some slots of a head, of both kinds.
     pub fn part(&self, head: usize, [first, appended]: &[Range<usize>; 2]) -> Option<HeadSlots<'a>> {
-        let behind = self.appended.as_ref().filter(|_| !appended.is_empty());
-        let behind = behind.map(|part| part.part(head, appended));
-        Some(HeadSlots {
-            first: self.first.part(head, first)?,
-            behind: if let Some(part) = behind { Some(part?) } else { None },
-        })
+        let behind = match &self.appended {
+            Some(part) if !appended.is_empty() => Some(part.part(head, appended)?),
+            _ => None,
+        };
+        Some(HeadSlots { first: self.first.part(head, first)?, behind })
     }
 }
 
