@@ -28,7 +28,6 @@ mod logits;
 mod manifests;
 mod model;
 mod pack;
-mod packed;
 mod perplexity;
 mod plan;
 mod progress;

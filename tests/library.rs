@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::process::Command;
 
-/// The crates that the library is built from with some features.
+/// Crates that the library is built from: its default features and these.
 fn dependencies(features: &str) -> Vec<String> {
     let mut command = Command::new(env!("CARGO"));
     command.current_dir(env!("CARGO_MANIFEST_DIR"));
-    command.args(["tree", "--offline", "-p", "anec", "-e", "normal", "--prefix", "none", "--no-default-features"]);
+    command.args(["tree", "--offline", "-p", "anec", "-e", "normal", "--prefix", "none"]);
     let output = command.args(["--features", features]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();

@@ -1,4 +1,4 @@
-//! The tiers of the workspace: a crate depends on crates of lower tiers only. The table of `src/lib.rs` says which tier a
+//! The tiers of the workspace: a crate depends on crates of lower tiers only. The table of `src/anec/lib.rs` says which tier a
 //! crate is on, and the book's page shows the same table.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +22,7 @@ fn tiers(text: &str) -> BTreeMap<String, u64> {
 #[test]
 fn crates_depend_on_lower_tiers_only() {
     let read = |path: &str| std::fs::read_to_string(repository(path)).unwrap();
-    let tiers = tiers(&read("src/lib.rs"));
+    let tiers = tiers(&read("src/anec/lib.rs"));
     let output = std::process::Command::new(env!("CARGO"))
         .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
         .current_dir(repository(""))
@@ -34,7 +34,7 @@ fn crates_depend_on_lower_tiers_only() {
     for package in metadata["packages"].as_array().unwrap() {
         let name = package["name"].as_str().unwrap();
         let Some(name) = name.strip_prefix("anec-").filter(|name| *name != "testing") else { continue };
-        let Some(tier) = tiers.get(name) else { panic!("src/lib.rs doesn't say on which tier `{name}` is") };
+        let Some(tier) = tiers.get(name) else { panic!("src/anec/lib.rs doesn't say on which tier `{name}` is") };
         checked += 1;
         for dependency in package["dependencies"].as_array().unwrap() {
             // tests may use whatever they need
@@ -52,7 +52,7 @@ fn crates_depend_on_lower_tiers_only() {
 #[test]
 fn the_book_shows_the_same_tiers() {
     let read = |path: &str| std::fs::read_to_string(repository(path)).unwrap();
-    assert_eq!(tiers(&read("book/src/internals.md")), tiers(&read("src/lib.rs")));
+    assert_eq!(tiers(&read("book/src/internals.md")), tiers(&read("src/anec/lib.rs")));
 }
 
 /// Rust files below a folder.

@@ -11,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 say() { printf 'arm-test: %s\n' "$*" >&2; }
 if [ "$(uname -m)" = aarch64 ]; then
-  exec cargo test --release -p anec-kernels --lib -- "$@"
+  exec cargo test -p anec-kernels --lib -- "$@"
 fi
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/anec/mac-check
 mkdir -p "$cache"
@@ -23,4 +23,4 @@ done
 std_for $target
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -cpu max -L /usr/aarch64-linux-gnu"
-cargo test ${std[@]+"${std[@]}"} --target $target --target-dir target/arm --release -p anec-kernels --lib -- "$@"
+cargo test ${std[@]+"${std[@]}"} --target $target --target-dir target/arm -p anec-kernels --lib -- "$@"

@@ -136,7 +136,7 @@ fi
 folder=$(cargo metadata -q --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
 export CARGO_TARGET_DIR=$folder/mac-$kind
 start=$(date +%s)
-# the release profile, unoptimised: nothing is going to run
-cargo $verb ${std[@]+"${std[@]}"} --target $target --release \
-  --config profile.release.opt-level=0 --config profile.release.debug=false --lib --bins "$@"
+# unoptimised: nothing is going to run
+cargo $verb ${std[@]+"${std[@]}"} --target $target \
+  --config profile.dev.opt-level=0 --lib --bins "$@"
 say "$target: cargo $verb took $(( $(date +%s) - start )) s ($(rustc -V))"

@@ -4,16 +4,16 @@
 #
 #   tools/wheel.sh [--tested] [FOLDER]      # the folder gets the wheel; a temporary one if none is given
 #
-# The profile is release unless ANEC_PROFILE names another: users get `dist`. --tested packs what `cargo test --release --workspace`
-# built, so that nothing is built a second time. ANEC_WHEEL_OPTIONS are maturin's; without them, the wheel is for this machine: which
+# The wheel holds the release profile. --tested packs what `cargo test --workspace` built, so that CI builds nothing a second
+# time. ANEC_WHEEL_OPTIONS are maturin's; without them, the wheel is for this machine: which
 # others it is for, the release workflow decides. Needs Python with venv, and cargo.
 #
 # Exit codes: 3 if maturin can't be had here; that of what failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tested=
-[ "${1-}" != --tested ] || { tested=1; shift; }
-profile=${ANEC_PROFILE:-release}
+profile=release
+[ "${1-}" != --tested ] || { tested=1; profile=dev; shift; }
 options=${ANEC_WHEEL_OPTIONS:---compatibility linux --auditwheel skip}
 room=$(mktemp -d)
 trap 'rm -rf "$room"' EXIT
@@ -27,12 +27,10 @@ python3 -m venv "$room/tools"
 target=$(sed -n 's/.*--target[ =]\([^ ]*\).*/\1/p' <<<"$options")
 messages=$room/messages
 if [ -n "$tested" ]; then
-  cargo test --release --workspace --no-run --message-format json-render-diagnostics >"$messages"
+  cargo test --workspace --no-run --message-format json-render-diagnostics >"$messages"
 else
-  # one build of both, so that they have the same dependencies
-  arguments=(--profile "$profile" ${target:+--target "$target"} --locked -p anec -p anec-bindings --bin anec --lib)
-  # symbols stay at first: the generator reads from them what the library has
-  [ "$profile" != dist ] || arguments+=(--config tools/dist.toml --config "profile.dist.strip='debuginfo'")
+  # one build of both, so that they share dependencies; with symbols, from which the generator reads the interface
+  arguments=(--profile "$profile" ${target:+--target "$target"} --locked -p anec-cli -p anec-bindings --bin anec --lib --config "profile.release.strip='debuginfo'")
   cargo build "${arguments[@]}" --message-format json-render-diagnostics >"$messages"
 fi
 mkdir "$room/bin"
@@ -58,7 +56,7 @@ PY
 rm -f python/anec/anec.py python/anec/libanec_bindings.*
 "$room/tools/bin/uniffi-bindgen" generate --no-format --metadata-no-deps --language python --out-dir python/anec "$library"
 cp "$library" python/anec/
-if [ "$profile" = dist ]; then
+if [ "$profile" = release ]; then
   [ "$(uname)" = Darwin ] && strip=(strip -x) || strip=(strip)
   "${strip[@]}" "$program" python/anec/libanec_bindings.*
 fi

@@ -5,11 +5,10 @@
 #   tools/xcframework.sh --check SWIFTC   # on Linux or a Mac: type-checks with a Swift compiler what has no windows, links it with
 #                                         # the library of this machine, runs it, and compares its text with that of `anec run`
 #
-# The profile is dist unless ANEC_PROFILE names another; --check takes release. Needs Python with venv: uniffi-bindgen comes from PyPI, in
+# The frameworks have the release profile, --check takes what the tests built. Needs Python with venv: uniffi-bindgen comes from PyPI, in
 # the version of tests/requirements.txt.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-profile=${ANEC_PROFILE:-dist}
 folder=$(cargo metadata -q --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
 room=$(mktemp -d)
 trap 'rm -rf "$room"' EXIT
@@ -26,12 +25,12 @@ if [ "${1-}" = --check ]; then
   [ $# = 2 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
   swiftc=$2 prompt="It was a fine morning, and"
   [ "$(uname)" = Darwin ] && extension=dylib || extension=so
-  library=$folder/release/deps/libanec_bindings.$extension
+  library=$folder/debug/deps/libanec_bindings.$extension
   # the tests' build makes both
-  [ -e "$folder/release/anec" ] && [ -e "$library" ] || cargo test --release --test integration --no-run
+  [ -e "$folder/debug/anec" ] && [ -e "$library" ] || cargo test --test integration --no-run
   generate "$library"
-  "$folder/release/anec" demo --out "$room/swift/demo.anec" >/dev/null 2>&1
-  "$folder/release/anec" run "$room/swift/demo.anec" --prompt "$prompt" --max-tokens 40 >"$room/expected" 2>/dev/null
+  "$folder/debug/anec" demo --out "$room/swift/demo.anec" >/dev/null 2>&1
+  "$folder/debug/anec" run "$room/swift/demo.anec" --prompt "$prompt" --max-tokens 40 >"$room/expected" 2>/dev/null
   cp "$library" swift/Sources/Anec/Streams.swift swift/Example/{Assistant,BundleDownload}.swift swift/Check/main.swift "$room/swift"
   cd "$room/swift" # the compiler may see nothing but this folder
   "$swiftc" -emit-module -emit-library -module-name Anec -I . -L . -lanec_bindings -o libAnec.$extension anec.swift Streams.swift
@@ -48,20 +47,18 @@ fi
 export MACOSX_DEPLOYMENT_TARGET=15.0 IPHONEOS_DEPLOYMENT_TARGET=18.0 # the first with states
 targets="aarch64-apple-darwin aarch64-apple-ios aarch64-apple-ios-sim"
 rustup target add $targets
-arguments=()
-[ "$profile" != dist ] || arguments+=(--config tools/dist.toml)
 for target in $targets; do
-  cargo rustc --profile "$profile" -p anec-bindings --lib --crate-type staticlib --target "$target" ${arguments[@]+"${arguments[@]}"}
+  cargo rustc --release -p anec-bindings --lib --crate-type staticlib --target "$target"
 done
-# the profile strips the symbols that the generator reads: it gets a library of its own
-cargo build --release -p anec-bindings
-generate "$folder/release/libanec_bindings.dylib"
+# the generator reads symbols, which the release profile strips
+cargo build -p anec-bindings
+generate "$folder/debug/libanec_bindings.dylib"
 mkdir -p "$room/headers"
 mv "$room/swift/anecFFI.h" "$room/swift/module.modulemap" "$room/headers"
 mv "$room/swift/anec.swift" swift/Sources/Anec/
 rm -rf swift/AnecFFI.xcframework
 arguments=()
 for target in $targets; do
-  arguments+=(-library "$folder/$target/$profile/libanec_bindings.a" -headers "$room/headers")
+  arguments+=(-library "$folder/$target/release/libanec_bindings.a" -headers "$room/headers")
 done
 xcodebuild -create-xcframework "${arguments[@]}" -output swift/AnecFFI.xcframework

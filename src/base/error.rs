@@ -59,6 +59,18 @@ impl Error {
     pub fn inner(&self) -> &dyn Diagnostic {
         &*self.0
     }
+
+    /// The error as a concrete type, if it is of that type.
+    pub fn downcast_ref<E: Diagnostic>(&self) -> Option<&E> {
+        let error: &(dyn std::error::Error + 'static) = &*self.0;
+        error.downcast_ref()
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source()
+    }
 }
 
 impl<E: Diagnostic> From<E> for Error {
@@ -76,5 +88,32 @@ impl Debug for Error {
 impl Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         Display::fmt(&self.0, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("the disk is full")]
+    struct Full(#[source] std::io::Error);
+
+    impl Diagnostic for Full {
+        fn fault(&self) -> Fault {
+            Fault::Platform
+        }
+    }
+
+    #[test]
+    fn an_error_is_a_standard_error_with_its_source() {
+        fn open() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+            Err(Error::from(Full(std::io::ErrorKind::StorageFull.into())))?
+        }
+        let error = open().unwrap_err();
+        assert_eq!(error.to_string(), "the disk is full");
+        let inner = error.source().unwrap().downcast_ref::<std::io::Error>().unwrap();
+        assert_eq!(inner.kind(), std::io::ErrorKind::StorageFull);
+        assert!(error.downcast_ref::<Error>().unwrap().downcast_ref::<Full>().is_some());
     }
 }

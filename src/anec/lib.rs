@@ -8,6 +8,7 @@
 //! ```
 //! use anec::{Converter, Gate, GenerateOptions, Manifest, Model, Validator};
 //!
+//! # std::env::set_current_dir("../..").unwrap();
 //! # let folder = tempfile::tempdir().unwrap();
 //! # let out = folder.path().join("demo.anec");
 //! // `source` can be a .gguf, a .safetensors, an .onnx, a folder of Hugging Face, or hf:owner/name
@@ -36,7 +37,6 @@
 //! | `hub` | sources named `hf:owner/name` are downloaded |
 //! | `grammar` | text that keeps to a JSON Schema, a regular expression or a grammar |
 //! | `serve` | OpenAI's HTTP API |
-//! | `cli` (default) | all of it, and the program `anec` |
 //!
 //! # Crates
 //!
@@ -44,7 +44,7 @@
 //!
 //! | tier | crate | holds |
 //! |---|---|---|
-//! | 8 | `bindings` | what apps in Swift and Python call, over this crate |
+//! | 8 | `bindings`, `cli` | what apps in Swift and Python call, over this crate; the program `anec` |
 //! | 7 | [`report`] | results as tables, JSON, JUnit, Markdown, HTML |
 //! | 6 | [`calibrate`], [`validate`] | codes chosen by a text that runs through the model; gates and verdicts: structure, numerics, parity, residency |
 //! | 5 | [`convert`], [`serve`] | the conversion: plan, build, quantize, write, compile; the HTTP server |
