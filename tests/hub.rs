@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anec::bundle::Bundle;
 use anec::manifest::builtin;
-use anec_testing::hub::{FakeHub, Habits};
+use anec_testing::hub::{FakeHub, HubBehavior};
 use serde_json::Value as Json;
 
 const TOKEN: &str = "hf_test";
@@ -53,7 +53,7 @@ impl Machine {
 
 /// A hub that has the demo model.
 fn hub() -> FakeHub {
-    let hub = FakeHub::start(Habits { token: Some(TOKEN.into()), cut: Some(2_000_000), ..Habits::default() });
+    let hub = FakeHub::start(HubBehavior { token: Some(TOKEN.into()), cut: Some(2_000_000), ..HubBehavior::default() });
     let files = contents(&repository("demo/model"));
     let files: Vec<(&str, &[u8])> = files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
     hub.commit("owner/demo", &files);
@@ -69,10 +69,10 @@ fn a_model_of_the_hub_runs_by_its_name_and_is_converted_once() {
     let (code, first, stderr) = machine.run(&RUN);
     assert_eq!(code, 0, "{stderr}");
     assert!(stderr.contains("converting hf:owner/demo by defaults, once, into"), "{stderr}");
-    assert!(!hub.given().is_empty());
+    assert!(!hub.requested_files().is_empty());
     let (code, again, stderr) = machine.run(&RUN);
     assert_eq!((code, &again), (0, &first), "{stderr}");
-    assert!(!stderr.contains("converting") && hub.given().is_empty(), "{stderr}");
+    assert!(!stderr.contains("converting") && hub.requested_files().is_empty(), "{stderr}");
     // without the hub, and without the weights
     std::fs::remove_dir_all(machine.path("hf")).unwrap();
     let offline = machine.command(&RUN).env("HF_HUB_OFFLINE", "1").output().unwrap();
@@ -215,7 +215,7 @@ fn a_bundle_is_pushed_with_its_card_pulled_and_run() {
 /// Predicted where the source's shapes are: a chip's speeds are those of `anec plan --for`.
 #[test]
 fn a_card_predicts_the_speed_on_chips() {
-    let nobody = FakeHub::start(Habits::default());
+    let nobody = FakeHub::start(HubBehavior::default());
     let machine = Machine::new(&nobody);
     let bundle = verbs::bundle().to_str().unwrap();
     let push = ["push", bundle, "hf:owner/bundle", "--dry-run", "--for", "m4-max,a17-pro"];
@@ -244,7 +244,7 @@ fn a_card_predicts_the_speed_on_chips() {
 #[cfg(unix)]
 #[test]
 fn plans_and_shapes_need_neither_a_hub_nor_the_repository() {
-    let nobody = FakeHub::start(Habits::default());
+    let nobody = FakeHub::start(HubBehavior::default());
     let machine = Machine::new(&nobody);
     for name in builtin::all().iter().map(|builtin| builtin.name) {
         assert_eq!(machine.run(&["inspect", name]).0, 0, "{name}");

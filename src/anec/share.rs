@@ -159,7 +159,7 @@ pub fn pull(hub: &Hub, repository: &RemoteRepository, out: &Path, progress: &Pro
         };
         hub.download(repository, remote, &to, &transfer)?;
         if let Some(FileDigest { digest, .. }) = digest.filter(|_| !told) {
-            let found = digest.likewise(&to).map_err(FileError::of(&to, "read"))?;
+            let found = digest.rehash_file(&to).map_err(FileError::of(&to, "read"))?;
             same(&to, &digest.to_string(), &found.to_string())?;
         }
     }
@@ -273,7 +273,7 @@ fn sha256(path: &Path, digest: &ContentDigest) -> Result<String> {
     if let ContentDigest::Sha256(hex) = digest {
         return Ok(hex.clone());
     }
-    let found = digest.likewise(path).map_err(FileError::of(path, "read"))?;
+    let found = digest.rehash_file(path).map_err(FileError::of(path, "read"))?;
     same(path, &digest.to_string(), &found.to_string())?;
     Ok(ContentDigest::sha256_of_file(path).map_err(FileError::of(path, "read"))?.hex().to_owned())
 }

@@ -1,4 +1,4 @@
-//! The date, for chat templates that tell it to the model. In UTC: the standard library knows no time zones.
+//! Current date and time for chat templates, in UTC because the standard library has no time zones.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -23,7 +23,7 @@ pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// C's `strftime` for the directives that dates and times need; others stay as they are.
+/// Formats a time like C's `strftime`. Supports the directives for dates and times; copies others unchanged.
 pub fn strftime(format: &str, seconds: u64) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     let (year, month, day) = date(days);
@@ -64,7 +64,7 @@ pub fn strftime(format: &str, seconds: u64) -> String {
     out
 }
 
-/// Year, month from 1 and day from 1 of a number of days since 1970-01-01, in the Gregorian calendar.
+/// Year, month (from 1) and day (from 1) of a number of days since 1970-01-01, in the Gregorian calendar.
 fn date(days: u64) -> (u64, usize, u64) {
     let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     // 400 years have 146,097 days

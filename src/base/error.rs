@@ -1,23 +1,23 @@
-//! What every error of this crate can tell beside its message.
+//! Common interface of all errors.
 //!
-//! Each crate has its own `thiserror` enum. An error's message says what is wrong and where (file, tensor, key;
-//! found, expected); [`Diagnostic`] adds which exit code it means and what the user can do about it.
+//! Each crate has its own `thiserror` enum. The message says what is wrong and where (file, tensor, key; found,
+//! expected). [`Diagnostic`] adds the exit code and a remedy.
 
 use std::fmt::{Debug, Display};
 
-/// Whose fault an error is; the command line turns it into the exit code.
+/// Cause of an error; the command line derives the exit code from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The command, a manifest or an option is wrong: exit code 2.
+    /// Invalid command, manifest or option: exit code 2.
     Usage,
-    /// A source file or package is unreadable, corrupt or unsupported: exit code 4.
+    /// Unreadable, corrupt or unsupported source file or package: exit code 4.
     Source,
-    /// A tool or platform that is needed isn't here, or the system refused (disk full, no permission): exit code 5.
+    /// Missing tool or platform, or a refusal by the system (disk full, no permission): exit code 5.
     Platform,
 }
 
 impl Fault {
-    /// The process exit code for this fault.
+    /// Process exit code for this fault.
     pub fn exit_code(self) -> u8 {
         match self {
             Fault::Usage => 2,
@@ -27,35 +27,35 @@ impl Fault {
     }
 }
 
-/// An error with a fault and, where there is one, advice.
+/// Error with a fault and, where there is one, a remedy.
 pub trait Diagnostic: std::error::Error + Send + Sync + 'static {
-    /// Whose fault it is.
+    /// Cause of the error.
     fn fault(&self) -> Fault;
 
-    /// What the user can do about it, one sentence, or nothing if the message says it all.
+    /// Remedy in one sentence; `None` if the message says it all.
     fn help(&self) -> Option<String> {
         None
     }
 }
 
-/// Any error of this crate on its way to the user.
+/// Any error of this crate, boxed for the user.
 pub struct Error(Box<dyn Diagnostic>);
 
-/// The result of an operation that reports to the user.
+/// Result of an operation that reports to the user.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Whose fault it is.
+    /// Cause of the error.
     pub fn fault(&self) -> Fault {
         self.0.fault()
     }
 
-    /// What the user can do about it.
+    /// Remedy, if there is one.
     pub fn help(&self) -> Option<String> {
         self.0.help()
     }
 
-    /// The error itself.
+    /// Wrapped error.
     pub fn inner(&self) -> &dyn Diagnostic {
         &*self.0
     }

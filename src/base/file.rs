@@ -1,4 +1,4 @@
-//! Files that the system refuses, and files mapped into memory.
+//! File errors and memory-mapped files.
 
 use std::fs::File;
 use std::io;
@@ -12,26 +12,26 @@ use crate::digest::{ContentDigest, FileDigester};
 use crate::error::{Diagnostic, Fault};
 use crate::release::Released;
 
-/// The system can't open, map, read or write a file.
+/// Failure to open, map, read or write a file.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: can't {action}: {error}", path.display())]
 pub struct FileError {
-    /// The file or folder.
+    /// File or folder.
     pub path: PathBuf,
-    /// What was tried: open, map, read, write, …
+    /// Action that failed: open, map, read, write, …
     pub action: &'static str,
-    /// What the system said.
+    /// Error of the system.
     pub error: io::Error,
 }
 
 impl FileError {
-    /// Turns what the system said of an action on `path` into an error, for `map_err`.
+    /// Returns a closure for `map_err` that adds the path and the action to an I/O error.
     pub fn of(path: impl Into<PathBuf>, action: &'static str) -> impl FnOnce(io::Error) -> FileError {
         let path = path.into();
         move |error| FileError { path, action, error }
     }
 
-    /// Whether the file was to be read: then the file is at fault, else the system that doesn't let it be written.
+    /// Whether the file was being read. If so the file is at fault, otherwise the system.
     fn reading(&self) -> bool {
         matches!(self.action, "open" | "map" | "read" | "list")
     }
@@ -59,7 +59,7 @@ impl Diagnostic for FileError {
     }
 }
 
-/// A file mapped into memory, or bytes that were never a file.
+/// File mapped into memory, or bytes that were never a file.
 pub struct MappedFile {
     path: PathBuf,
     bytes: Bytes,
@@ -69,7 +69,7 @@ pub struct MappedFile {
 
 enum Bytes {
     Map(Mmap),
-    /// An empty file can't be mapped; tests and fuzzers have bytes without a file.
+    /// Content of empty files, which can't be mapped, and of tests and fuzzers.
     Memory(Vec<u8>),
 }
 
@@ -77,7 +77,7 @@ impl MappedFile {
     /// Maps the file at `path`.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If the system refuses.
     #[allow(unsafe_code, reason = "a memory map")]
     pub fn open(path: &Path) -> Result<Self, FileError> {
         let file = File::open(path).map_err(FileError::of(path, "open"))?;
@@ -92,7 +92,7 @@ impl MappedFile {
         Ok(MappedFile { path: path.to_owned(), bytes, digester: OnceLock::new(), released: Released::default() })
     }
 
-    /// Bytes that pass for a file called `path`.
+    /// Wraps bytes as a file called `path`.
     pub fn from_bytes(path: &Path, bytes: Vec<u8>) -> Self {
         MappedFile {
             path: path.to_owned(),
@@ -102,12 +102,12 @@ impl MappedFile {
         }
     }
 
-    /// Where the file is.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its content.
+    /// Content of the file.
     pub fn bytes(&self) -> &[u8] {
         match &self.bytes {
             Bytes::Map(map) => map,
@@ -115,15 +115,16 @@ impl MappedFile {
         }
     }
 
-    /// From now on, digests what is released, which is in memory: the file isn't read once more for its digest.
+    /// From now on, hashes ranges as they are released, while they are in memory, so that [`MappedFile::digest`] reads
+    /// little.
     pub fn digest_released(&self) {
         self.digester.get_or_init(|| FileDigester::new(self.bytes().len() as u64));
     }
 
-    /// The BLAKE3 of the file, of which what wasn't digested yet is read.
+    /// Returns the BLAKE3 digest of the file. Reads the parts that weren't hashed yet.
     ///
     /// # Errors
-    /// When it can't be read.
+    /// If the file can't be read.
     pub fn digest(&self) -> io::Result<ContentDigest> {
         match self.digester.get() {
             Some(digester) => digester.finish(&self.path),
@@ -131,15 +132,15 @@ impl MappedFile {
         }
     }
 
-    /// Gives the memory of the pages that `range` touches back to the system, which counts pages of mapped files that
-    /// were read as this process's: at once, or with what is released next. They can be read again, by another thread at
-    /// this moment, too; nothing is lost.
+    /// Returns the pages that `range` touches to the system, which counts pages of mapped files as memory of the
+    /// process. The pages may be returned later, together with others. They can still be read, also by other threads at
+    /// the same time.
     pub fn release(&self, range: Range<usize>) {
         let range = match self.digester.get() {
             Some(digester) => range.start..digester.update(self.bytes(), range),
             None => range,
         };
-        /// No page of any system is larger, and their sizes are powers of two.
+        /// Largest page size of all systems; page sizes are powers of two.
         const PAGE: usize = 64 << 10;
         let pages = range.start / PAGE * PAGE..range.end.next_multiple_of(PAGE).min(self.bytes().len());
         if !pages.is_empty() {
@@ -147,7 +148,6 @@ impl MappedFile {
         }
     }
 
-    /// Lets go of pages.
     #[allow(unsafe_code, reason = "advice about a memory map")]
     fn give_back(&self, pages: Range<usize>) {
         #[cfg(unix)]

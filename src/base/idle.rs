@@ -1,35 +1,35 @@
-//! What nobody uses for the moment, for whoever needs it next.
+//! Pool of idle objects for reuse.
 
 use std::sync::{Mutex, PoisonError};
 
-/// Things that were given back, up to so many bytes in all.
+/// Returned objects, limited by their total size in bytes.
 pub struct IdlePool<T> {
-    kept: Mutex<Vec<T>>,
-    most_bytes: usize,
+    items: Mutex<Vec<T>>,
+    max_bytes: usize,
     bytes_of: fn(&T) -> usize,
 }
 
 impl<T> IdlePool<T> {
-    /// Keeps things as long as they have no more bytes together, by what `bytes_of` says of each.
-    pub fn new(most_bytes: usize, bytes_of: fn(&T) -> usize) -> Self {
-        IdlePool { kept: Mutex::default(), most_bytes, bytes_of }
+    /// Creates a pool that keeps at most `max_bytes`; `bytes_of` is the size of an object.
+    pub fn new(max_bytes: usize, bytes_of: fn(&T) -> usize) -> Self {
+        IdlePool { items: Mutex::default(), max_bytes, bytes_of }
     }
 
-    /// The one that was given back last.
+    /// Takes the object that was returned last.
     pub fn take(&self) -> Option<T> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).pop()
+        self.items.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }
 
-    /// Keeps one, or frees it if there are too many.
+    /// Returns an object to the pool, or drops it if the pool is full.
     pub fn give(&self, item: T) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.iter().chain([&item]).map(self.bytes_of).sum::<usize>() <= self.most_bytes {
-            kept.push(item);
+        let mut items = self.items.lock().unwrap_or_else(PoisonError::into_inner);
+        if items.iter().chain([&item]).map(self.bytes_of).sum::<usize>() <= self.max_bytes {
+            items.push(item);
         }
     }
 
-    /// How many are kept.
+    /// Number of objects in the pool.
     pub fn count(&self) -> usize {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.items.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 }

@@ -1,4 +1,4 @@
-//! Files that a user names, which may be anything: devices have no end, pipes no size.
+//! Size-limited reading of files that a user names: devices are endless, pipes have no size.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -6,27 +6,27 @@ use std::path::Path;
 
 use crate::file::FileError;
 
-/// Reads a whole file of at most so many bytes.
+/// Reads a file of at most `most` bytes.
 ///
 /// # Errors
-/// When the system refuses, or it is larger.
+/// If the system refuses, or the file is larger.
 pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, FileError> {
     let refused = |error: io::Error| FileError::of(path, "read")(error);
     let file = File::open(path).map_err(refused)?;
     read_from(file, most).map_err(refused)
 }
 
-/// Reads a whole text of at most so many bytes.
+/// Reads a text file of at most `most` bytes.
 ///
 /// # Errors
-/// As [`read`], and when it isn't UTF-8.
+/// As [`read`], and if the content isn't UTF-8.
 pub fn read_text(path: &Path, most: u64) -> Result<String, FileError> {
     let bytes = read(path, most)?;
     String::from_utf8(bytes)
         .map_err(|_| FileError::of(path, "read")(io::Error::new(io::ErrorKind::InvalidData, "it isn't UTF-8")))
 }
 
-/// Reads all that comes, at most so many bytes.
+/// Reads until the end, at most `most` bytes.
 ///
 /// # Errors
 /// As [`read`].
@@ -34,7 +34,7 @@ pub fn read_from(input: impl Read, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     input.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it has more than {most} bytes")));
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("larger than {most} bytes")));
     }
     Ok(bytes)
 }
@@ -44,12 +44,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_larger_than_it_may_be_is_refused() {
+    fn files_above_the_limit_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         std::fs::write(&path, "12345").unwrap();
         assert_eq!(read_text(&path, 5).unwrap(), "12345");
-        assert!(read(&path, 4).unwrap_err().to_string().contains("more than 4 bytes"));
+        assert!(read(&path, 4).unwrap_err().to_string().contains("larger than 4 bytes"));
         std::fs::write(&path, [0xff]).unwrap();
         assert!(read_text(&path, 4).unwrap_err().to_string().contains("UTF-8"));
         if Path::new("/dev/zero").exists() {

@@ -1,4 +1,4 @@
-//! What every crate of anec stands on: errors that name their remedy, progress, mapped files, what a process used.
+//! Foundation of all anec crates: errors with remedies, progress, mapped files, resource usage.
 //!
 //! ```
 //! use anec_base::{Fault, FileError, Result};

@@ -1,9 +1,9 @@
-//! Names of files that come from elsewhere: in archives, indices, bundles and listings of a hub.
+//! File names from untrusted places: archives, indices, bundles, hub listings.
 
 use std::path::Path;
 
-/// The path below a folder that a name stands for, unless it could lead out of that folder on some system: its parts lie
-/// between `/`, and none is empty, `.` or `..`, begins with a drive's letter, or holds `\` or NUL.
+/// Converts a name to a relative path. Returns `None` if the path could leave the folder on any system: components are
+/// separated by `/`; none may be empty, `.` or `..`, begin with a drive letter, or contain `\` or NUL.
 ///
 /// ```
 /// use anec_base::path_inside;

@@ -1,9 +1,9 @@
 //! Files that are written whole or not at all.
 //!
-//! A file is written under a hidden name that nobody can guess beside its final one, and gets the final name when it is
-//! complete; until then nothing that is there is touched, and an error leaves nothing behind. The hidden file is created
-//! exclusively, so it is never another's file or link. A target that is a link stays one: what it leads to is replaced. What
-//! isn't a regular file (a terminal, a pipe, a device) can't be replaced, and is written as it is.
+//! A file is written under an unguessable hidden name beside its final one and renamed when it is complete. Until then
+//! the old file is untouched, and an error leaves nothing behind. The hidden file is created exclusively, so it is
+//! never another program's file or link. If the target is a link, the file that it leads to is replaced. A target that
+//! isn't a regular file (terminal, pipe, device) is written directly.
 
 use std::fs::{self, File};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -12,23 +12,23 @@ use std::path::{Path, PathBuf};
 
 use crate::file::FileError;
 
-/// What marks the name of something unfinished, between the name that it will have and a number.
+/// Marker in the names of unfinished files, between the final name and a random number.
 const PARTIAL: &str = ".partial-";
 
-/// A file that is being written. It is removed when it is dropped before [`OutputFile::commit`].
+/// File being written. Removed if dropped before [`OutputFile::commit`].
 #[derive(Debug)]
 pub struct OutputFile {
     file: File,
     target: PathBuf,
-    /// Its name so far; none where the target itself is written.
+    /// Temporary name; `None` if the target itself is written.
     partial: Option<PathBuf>,
 }
 
 impl OutputFile {
-    /// A new file that will be `path`.
+    /// Creates a file that will become `path`.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If the system refuses.
     pub fn create(path: &Path) -> Result<Self, FileError> {
         let target = resolve(path).map_err(FileError::of(path, "create"))?;
         let special = fs::metadata(&target).is_ok_and(|found| !found.is_file() && !found.is_dir());
@@ -49,15 +49,15 @@ impl OutputFile {
         }
     }
 
-    /// The file, for reads and writes at positions.
+    /// Underlying file, for reads and writes at positions.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Gives the file its name.
+    /// Renames the file to its final name.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If the system refuses.
     pub fn commit(mut self) -> Result<(), FileError> {
         let Some(partial) = self.partial.take() else { return Ok(()) };
         fs::rename(&partial, &self.target).map_err(|error| {
@@ -66,10 +66,10 @@ impl OutputFile {
         })
     }
 
-    /// Puts the file on the disk before it gets its name.
+    /// Flushes the file to the disk.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If the system refuses.
     pub fn sync(&self) -> Result<(), FileError> {
         match self.partial {
             Some(_) => self.file.sync_all().map_err(FileError::of(&self.target, "write to the disk")),
@@ -91,23 +91,23 @@ impl Write for OutputFile {
 impl Drop for OutputFile {
     fn drop(&mut self) {
         if let Some(partial) = &self.partial {
-            // the error that brought us here is the one to report
+            // report the error that led here, not this one
             let _ = fs::remove_file(partial);
         }
     }
 }
 
-/// Writes a whole file.
+/// Writes a file atomically.
 ///
 /// # Errors
-/// When the system refuses.
+/// If the system refuses.
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let mut output = OutputFile::create(path)?;
     output.write_all(bytes).map_err(FileError::of(path, "write"))?;
     output.commit()
 }
 
-/// A hidden name for what will be `target`, beside it. It can't be guessed, nor mistaken for what it will be.
+/// Returns an unguessable hidden name beside `target`.
 pub fn partial_name(target: &Path) -> PathBuf {
     let mut hidden = std::ffi::OsString::from(".");
     hidden.push(target.file_name().unwrap_or_default());
@@ -116,36 +116,36 @@ pub fn partial_name(target: &Path) -> PathBuf {
     target.with_file_name(hidden)
 }
 
-/// Whether a file name is one of [`partial_name`]; `-` may stand between numbers.
+/// Whether a file name comes from [`partial_name`]. The number may contain `-`.
 pub fn is_partial_name(name: &str) -> bool {
     let Some((before, number)) = name.strip_prefix('.').and_then(|n| n.rsplit_once(PARTIAL)) else { return false };
     let number = number.strip_suffix("-old").unwrap_or(number);
     !before.is_empty() && number.split('-').all(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// The path that a path leads to, through the links that it is, if it is one. The last one need not lead anywhere yet.
+/// Follows symbolic links. The last target need not exist.
 ///
 /// # Errors
-/// When links go in circles.
+/// If links form a cycle.
 pub fn resolve(path: &Path) -> io::Result<PathBuf> {
-    /// As many as systems follow.
-    const LINKS: usize = 40;
+    /// Maximum number of links followed, as in operating systems.
+    const MAX_LINKS: usize = 40;
     let mut path = path.to_owned();
-    for _ in 0..LINKS {
+    for _ in 0..MAX_LINKS {
         if is_open_file(&path) {
             return Ok(path);
         }
         match fs::read_link(&path) {
             Ok(to) => path = path.parent().unwrap_or(Path::new("")).join(to),
-            // no link, or nothing
+            // not a link, or doesn't exist
             Err(_) => return Ok(path),
         }
     }
-    Err(io::Error::other("links lead to each other"))
+    Err(io::Error::other("symbolic links form a cycle"))
 }
 
-/// Whether a path names an open file of a process, such as `/dev/stdout`: what it leads to may be a regular file, but it is
-/// the open one that is meant.
+/// Whether a path names an open file of a process, such as `/dev/stdout`. It may lead to a regular file, but the open
+/// file is meant.
 fn is_open_file(path: &Path) -> bool {
     let named = ["/dev/stdin", "/dev/stdout", "/dev/stderr"].iter().any(|name| path == Path::new(name));
     let folder = path.parent().unwrap_or(Path::new(""));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_what_is_unfinished_are_known_and_differ() {
+    fn partial_names_are_recognized_and_differ() {
         let path = Path::new("some/b.zip");
         let (one, two) = (partial_name(path), partial_name(path));
         assert_ne!(one, two);

@@ -1,4 +1,4 @@
-//! Progress as events: what long work tells whoever started it.
+//! Progress events of long operations.
 //!
 //! ```
 //! use anec_base::progress::{Progress, ProgressEvent};
@@ -15,38 +15,37 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// What is told of long work.
+/// Event of a long operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProgressEvent<'a> {
-    /// The part with this name has begun.
+    /// A named stage begins.
     Stage(&'a str),
-    /// The work has this many units in all: bytes, or what the work counts.
+    /// Total number of units (bytes, or whatever the operation counts).
     Total(u64),
-    /// This many more units are done.
+    /// Number of additional units that are done.
     Advanced(u64),
-    /// This many units are done in all.
+    /// Number of units done so far.
     Reached(u64),
-    /// Something that the user should know.
+    /// Message for the user.
     Note(&'a str),
-    /// The work is over.
+    /// The operation is over.
     Finished,
 }
 
-/// What is called with every event.
 type Observer = dyn Fn(ProgressEvent<'_>) + Send + Sync;
 
-/// A receiver of events, called by any thread. Clones are the same receiver; the default one ignores everything.
+/// Receiver of events, callable from any thread. Clones share the receiver; the default one ignores all events.
 #[derive(Clone, Default)]
 pub struct Progress(Option<Arc<Observer>>);
 
 impl Progress {
-    /// A receiver.
+    /// Creates a receiver.
     pub fn new(receiver: impl Fn(ProgressEvent<'_>) + Send + Sync + 'static) -> Self {
         Progress(Some(Arc::new(receiver)))
     }
 
-    /// Nobody listens.
+    /// Creates a receiver that ignores all events.
     pub fn hidden() -> Self {
         Self::default()
     }
@@ -57,33 +56,33 @@ impl Progress {
         }
     }
 
-    /// Says how far the work is.
+    /// Reports the units done so far and their total.
     pub fn set(&self, done: u64, of: u64) {
         self.tell(ProgressEvent::Total(of));
         self.tell(ProgressEvent::Reached(done));
     }
 
-    /// Says how many bytes there will be.
+    /// Reports the total number of bytes.
     pub fn expect(&self, bytes: u64) {
         self.tell(ProgressEvent::Total(bytes));
     }
 
-    /// Names what is in work.
+    /// Reports the beginning of a stage.
     pub fn stage(&self, name: &str) {
         self.tell(ProgressEvent::Stage(name));
     }
 
-    /// Adds bytes that are done.
+    /// Reports additional bytes that are done.
     pub fn add(&self, bytes: u64) {
         self.tell(ProgressEvent::Advanced(bytes));
     }
 
-    /// Tells the user something.
+    /// Reports a message for the user.
     pub fn note(&self, line: &str) {
         self.tell(ProgressEvent::Note(line));
     }
 
-    /// Says that the work is over.
+    /// Reports the end of the operation.
     pub fn finish(&self) {
         self.tell(ProgressEvent::Finished);
     }

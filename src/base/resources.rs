@@ -1,25 +1,25 @@
-//! What the process used.
+//! Resource usage of the process.
 
-/// What the process used so far.
+/// Resources used since the process started.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
     /// Processor time of all threads, in seconds.
     pub cpu_seconds: f64,
-    /// Largest memory in use at any time, in bytes; pages of mapped files count.
+    /// Peak memory in bytes, including pages of mapped files.
     pub peak_memory_bytes: u64,
 }
 
-/// What the process used so far, where the system tells.
+/// Returns the resources used so far; `None` where the system doesn't report them.
 #[cfg(unix)]
 pub fn usage() -> Option<Usage> {
     use nix::sys::resource::{UsageWho, getrusage};
     use nix::sys::time::TimeVal;
 
     let usage = getrusage(UsageWho::RUSAGE_SELF).ok()?;
-    // Linux counts in getrusage what the process was that started this one, until it became this program
+    // on Linux, getrusage also counts the parent process until exec
     let peak = status_bytes("VmHWM:");
     let seconds = |time: TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 * 1e-6;
-    // Linux counts kilobytes here, Apple's systems count bytes
+    // kilobytes on Linux, bytes on Apple systems
     let unit = if cfg!(target_vendor = "apple") { 1 } else { 1024 };
     Some(Usage {
         cpu_seconds: seconds(usage.user_time()) + seconds(usage.system_time()),
@@ -27,18 +27,18 @@ pub fn usage() -> Option<Usage> {
     })
 }
 
-/// What the process used so far, where the system tells.
+/// Returns the resources used so far; `None` where the system doesn't report them.
 #[cfg(not(unix))]
 pub fn usage() -> Option<Usage> {
     None
 }
 
-/// Memory that the process has now, in bytes, where the system tells: on Linux.
+/// Returns the current resident memory in bytes; `None` except on Linux.
 pub fn resident_bytes() -> Option<u64> {
     status_bytes("VmRSS:")
 }
 
-/// A size that Linux keeps of this process, in bytes.
+/// Reads a size from Linux's `/proc/self/status`.
 fn status_bytes(field: &str) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(field))?;
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_system_tells() {
+    fn usage_is_reported() {
         let usage = usage().unwrap();
         assert!(usage.peak_memory_bytes > 1 << 20 && usage.cpu_seconds >= 0.0);
     }

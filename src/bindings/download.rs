@@ -16,6 +16,6 @@ pub fn file_has_digest(path: String, digest: String) -> Result<bool, AnecError> 
     let expected = ContentDigest::try_from(digest)
         .map_err(|error| AnecError::WrongArgument { message: error.to_string(), help: String::new() })?;
     let path = Path::new(&path);
-    let found = expected.likewise(path).map_err(FileError::of(path, "read")).map_err(Error::from)?;
+    let found = expected.rehash_file(path).map_err(FileError::of(path, "read")).map_err(Error::from)?;
     Ok(found == expected)
 }

@@ -1,5 +1,4 @@
-//! What every bundle fulfils: what can be seen from `bundle.json` alone. Whether the files are what it says they are is
-//! the validator's question.
+//! Consistency of `bundle.json`. The structure gate compares it with the files.
 
 mod function;
 mod states;
@@ -14,7 +13,7 @@ use anec_base::path_inside;
 use crate::{Bundle, FunctionEntry, PortDim, PortRole, Stage};
 
 impl Bundle {
-    /// Where it contradicts itself; empty where it doesn't. A runtime refuses a bundle with findings.
+    /// Returns all contradictions. A runtime refuses a bundle with findings.
     pub fn check(&self) -> Vec<String> {
         let mut findings = Vec::new();
         findings.extend(self.model_problem());
@@ -26,7 +25,7 @@ impl Bundle {
             findings.extend(function::problems(self, entry).into_iter().map(|problem| in_function(entry, problem)));
         }
         findings.extend(states::problems(&self.functions));
-        // what follows asks for functions that are sound
+        // these checks assume valid functions
         if findings.is_empty() {
             findings.extend(self.order_problem());
             findings.extend(self.tiling_problems());
@@ -51,7 +50,7 @@ impl Bundle {
         (!power_of_two).then(|| format!("`hidden_scale` is {}, expected a power of two", model.hidden_scale))
     }
 
-    /// Sizes that the family's configuration says, too.
+    /// Compares sizes with the family's configuration.
     fn config_problems(&self) -> Vec<String> {
         let sizes = [
             ("hidden_size", self.model.hidden_size),
@@ -65,7 +64,7 @@ impl Bundle {
         sizes.into_iter().filter(differs).map(problem).collect()
     }
 
-    /// Files are inside the folder: a bundle of a stranger must not lead whoever reads or copies it elsewhere.
+    /// All files must be inside the folder: an untrusted bundle must not make a program read or write elsewhere.
     fn file_problems(&self) -> Vec<String> {
         let packages = self.packages.iter().flat_map(|entry| {
             let folders = [Some(&entry.package), entry.compiled.as_ref()].into_iter().flatten();
@@ -122,7 +121,7 @@ impl Bundle {
         problems
     }
 
-    /// Functions stand in the order of a call.
+    /// Functions must be in the order of a call.
     fn order_problem(&self) -> Option<String> {
         let place = |stage: &Stage| match *stage {
             Stage::Layers { first, end } => (0, end as u64, 0, first as u64),
@@ -135,8 +134,8 @@ impl Bundle {
         Some(format!("function {before} stands before {after}, which is called first"))
     }
 
-    /// For each context there are functions for all layers, each followed by that of the feed-forward network or those of the
-    /// experts that it leaves out, and for all rows of the head.
+    /// For each context there must be functions for all layers and all rows of the head. Each function of layers is
+    /// followed by the feed-forward network or the experts that it leaves out.
     fn tiling_problems(&self) -> Vec<String> {
         let tiling = |what: String, parts: &Parts<'_>, total: u64| {
             parts.tiling_problem(total).map(|problem| format!("{what}: {problem}"))
@@ -172,7 +171,7 @@ impl Bundle {
         problems
     }
 
-    /// The functions for which `part` gives something, by what it gives.
+    /// Functions for which `part` returns a range, by that range.
     fn parts(&self, part: impl Fn(&FunctionEntry) -> Option<Range<u64>>) -> Parts<'_> {
         let mut parts = Parts::default();
         for entry in &self.functions {
@@ -193,7 +192,7 @@ impl Bundle {
 struct Parts<'a>(BTreeMap<(u64, u64), Vec<&'a FunctionEntry>>);
 
 impl Parts<'_> {
-    /// Whether they are all from 0 to `total`, each once for a number of tokens.
+    /// Checks that the parts tile `0..total`, once for each number of tokens.
     fn tiling_problem(&self, total: u64) -> Option<String> {
         let mut next = 0;
         for ((start, end), functions) in &self.0 {
@@ -208,7 +207,8 @@ impl Parts<'_> {
         (next != total).then(|| format!("they end at {next} of {total}"))
     }
 
-    /// Each feed-forward network is of the last layer of some functions, which leave it no experts, and takes the numbers of tokens that they take.
+    /// Checks that each feed-forward network belongs to the last layer of functions without separate experts, and
+    /// supports their numbers of tokens.
     fn feed_forward_problem(&self, layers: &Parts<'_>) -> Option<String> {
         self.0.iter().find_map(|((layer, end), networks)| {
             let Some((_, before)) = layers.0.iter().find(|((_, last), _)| last == end) else {
@@ -227,7 +227,7 @@ impl Parts<'_> {
     }
 }
 
-/// What goes from function to function beside the hidden states is given by a function before the one that takes it.
+/// Values carried beside the hidden states must be outputs of an earlier function.
 fn carried_problem(layers: &Parts<'_>, networks: &Parts<'_>) -> Option<String> {
     let behind = |end: u64| networks.0.get(&(end - 1, end));
     let mut given: Vec<&PortRole> = Vec::new();
@@ -247,14 +247,14 @@ fn carried_problem(layers: &Parts<'_>, networks: &Parts<'_>) -> Option<String> {
     None
 }
 
-/// Two functions of one part for the same numbers of tokens.
+/// Reports two functions of one part for the same numbers of tokens.
 fn same_tokens(functions: &[&FunctionEntry]) -> Option<String> {
     let same = |index: usize| functions[..index].iter().find(|other| other.tokens == functions[index].tokens);
     let (other, own) = (0..functions.len()).find_map(|index| Some((same(index)?, functions[index])))?;
     Some(format!("`{}` and `{}` are both for {} tokens", other.function, own.function, own.tokens))
 }
 
-/// How many experts functions leave to others: as many as they give shares of.
+/// Number of experts in separate functions: the channels of the functions' expert shares.
 fn experts_asked(functions: &[&FunctionEntry]) -> u64 {
     let outputs = functions.iter().flat_map(|entry| &entry.outputs);
     let asked = outputs.filter(|port| port.role == PortRole::ExpertShares).map(|port| match port.shape.get(1) {
@@ -268,7 +268,7 @@ fn in_function(entry: &FunctionEntry, problem: String) -> String {
     format!("function `{}` of {}: {problem}", entry.function, entry.package)
 }
 
-/// The first of equal items.
+/// First duplicate of a sorted list.
 fn duplicate<T: Ord + Copy>(items: &[T]) -> Option<T> {
     let mut seen = BTreeSet::new();
     items.iter().copied().find(|item| !seen.insert(*item))

@@ -5,27 +5,27 @@ use std::path::PathBuf;
 use crate::SCHEMA_VERSION;
 use anec_base::{Diagnostic, Fault, FileError};
 
-/// Why a `bundle.json` can't be used.
+/// Reason why a `bundle.json` can't be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BundleError {
-    /// The system refused the file.
+    /// Failure of the file system.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A `bundle.json` that isn't one, or contradicts itself.
+    /// Content that isn't a bundle, or contradicts itself.
     #[error("{}: {problem}", path.display())]
     Content {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong: found and expected.
+        /// Problem: found and expected.
         problem: String,
     },
-    /// A `bundle.json` of another version of the schema.
+    /// Unsupported version of the schema.
     #[error("{}: schema version {found}, expected {}", path.display(), SCHEMA_VERSION)]
     Version {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its version.
+        /// Version in the file.
         found: u64,
     },
 }

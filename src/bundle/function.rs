@@ -1,4 +1,4 @@
-//! The functions of the packages.
+//! Functions of packages.
 
 use std::ops::Range;
 
@@ -6,17 +6,17 @@ use crate::{Port, StatePort, TokenCount};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// One function of a package.
+/// Function of a package.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct FunctionEntry {
-    /// Package that holds it.
+    /// Package that contains the function.
     pub package: String,
     /// Name within the package.
     pub function: String,
-    /// What it does.
+    /// Part of the model that the function computes.
     pub stage: Stage,
-    /// The context that it is for: tokens of the longest text, prompt and continuation. Experts and the LM head see none:
-    /// their functions carry the largest context and serve all.
+    /// Context length in tokens, prompt and continuation. Experts and the LM head don't depend on it: their functions
+    /// have the largest context and serve all.
     pub context: u64,
     /// Numbers of tokens that one call may have.
     pub tokens: TokenCount,
@@ -26,53 +26,52 @@ pub struct FunctionEntry {
     pub outputs: Vec<Port>,
     /// States.
     pub states: Vec<StatePort>,
-    /// Where the hidden states between its layers can be seen. What leaves its last layer is its output.
+    /// Hidden states between the function's layers. The last layer's are its output.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub probes: Vec<HiddenProbe>,
 }
 
-/// A value inside a function that holds the hidden states that leave a layer, in the shape of the function's output of
-/// role `hidden`. A runtime needs none; who compares a model with another layer by layer does.
+/// Value inside a function that holds a layer's output hidden states, in the shape of the function's output of role
+/// `hidden`. Used for comparing models layer by layer; a runtime doesn't need it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct HiddenProbe {
-    /// The layer, counted over the whole model.
+    /// Layer, counted over the whole model.
     pub layer: usize,
     /// Name of the value.
     pub value: String,
 }
 
-/// What a function does in the model.
+/// Part of the model that a function computes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Stage {
-    /// Layers `first..end` of the stack; hidden states in, hidden states out.
+    /// Layers `first..end`: hidden states in, hidden states out.
     Layers {
         /// First layer.
         first: usize,
         /// One past the last layer.
         end: usize,
     },
-    /// The feed-forward network of a layer whose function leaves it out: hidden states in, and out with what it adds, and
-    /// with whatever else the layer does behind it.
+    /// Feed-forward network of a layer whose function leaves it out, with everything that follows in the layer: hidden
+    /// states in, hidden states out.
     FeedForward {
-        /// The layer, counted over the whole model.
+        /// Layer, counted over the whole model.
         layer: usize,
     },
-    /// Experts `first..end` of a layer whose function leaves them out: hidden states in, and out with what these experts
-    /// add. Where no token of a call has a share in them, the hidden states are what they were, and the call can be left
-    /// out.
+    /// Experts `first..end` of a layer whose function leaves them out. Adds their results to the hidden states. If no
+    /// token of a call has a share in them, the result equals the input and the call can be skipped.
     Experts {
-        /// The layer, counted over the whole model.
+        /// Layer, counted over the whole model.
         layer: usize,
         /// First expert.
         first: u64,
         /// One past the last expert.
         end: u64,
     },
-    /// Rows `first..end` of the LM head, with the final norm; hidden states in, logits out. A classifier's head has a row
-    /// for each label.
+    /// Final norm and rows `first..end` of the LM head: hidden states in, logits out. A classifier's head has a row for
+    /// each label.
     Head {
-        /// First row of the vocabulary, or label.
+        /// First row of the vocabulary, or first label.
         first: u64,
         /// One past the last row.
         end: u64,
@@ -80,7 +79,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// The layers that it computes, or computes a part of; none of the head's.
+    /// Layers that the function computes, wholly or partly; empty for the head.
     pub fn layers(&self) -> Range<usize> {
         match *self {
             Stage::Layers { first, end } => first..end,
@@ -92,12 +91,12 @@ impl Stage {
 
 const LAYER_PREFIX: &str = "layers_";
 
-/// What the names of a layer's ops and values begin with, before another `_`.
+/// Prefix of the names of a layer's ops and values, followed by `_`.
 pub fn layer_scope(layer: usize) -> String {
     format!("{LAYER_PREFIX}{layer}")
 }
 
-/// The layer that an op or value belongs to, by its name: `layers_7_attn_q_proj` to 7.
+/// Layer of an op or value, by its name: 7 for `layers_7_attn_q_proj`.
 pub fn layer_of(name: &str) -> Option<usize> {
     name.strip_prefix(LAYER_PREFIX)?.split('_').next()?.parse().ok()
 }

@@ -1,5 +1,5 @@
-//! `bundle.json`: the one interface between converter, validator and runtimes. It is enough to run a model without
-//! knowing its family.
+//! `bundle.json`: the interface between converter, validator and runtimes. It suffices to run a model without knowing
+//! its family.
 //!
 //! | module | holds |
 //! |---|---|
@@ -17,7 +17,7 @@
 //! ```
 //! use anec_bundle::{Stage, schema};
 //!
-//! // the generated JSON Schema is what a reader in another language goes by
+//! the generated JSON Schema documents the file for readers in other languages
 //! assert!(schema()["properties"]["functions"].is_object());
 //!
 //! let stage: Stage = serde_json::from_str(r#"{"kind": "layers", "first": 0, "end": 12}"#)?;
@@ -55,12 +55,12 @@ pub use source::{FileDigest, LedgerTotals, PackageEntry, SourceFacts};
 pub use states::{StatePart, StatePort, StateRole, state_id};
 pub use tokens::TokenCount;
 
-/// Version of the schema; a reader refuses those that it doesn't know.
+/// Version of the schema. Readers refuse versions that they don't support.
 ///
 /// Version 2: states have ids, functions say which values hold hidden states, numbers of tokens are `fixed` or `range`.
 /// Version 3: files have a `digest` that names its function instead of a `sha256`.
 pub const SCHEMA_VERSION: u32 = 3;
-/// The oldest version that is read.
+/// Oldest version that can be read.
 pub const OLDEST_VERSION: u32 = 2;
 
 /// File name within a bundle's folder.

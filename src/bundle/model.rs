@@ -1,9 +1,9 @@
-//! What a runtime must know of the model.
+//! Properties of the model that a runtime needs.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What a runtime must know of the model.
+/// Properties of the model that a runtime needs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ModelFacts {
     /// Width of the hidden states.
@@ -12,18 +12,17 @@ pub struct ModelFacts {
     pub num_layers: usize,
     /// Rows of the embedding and of the LM head.
     pub vocab_size: u64,
-    /// Hidden states between functions, the embedding's among them, are the model's times this, a power of two by which
-    /// fp16 can hold them.
+    /// Power of two that scales hidden states between functions, and the embedding, so that fp16 can represent them.
     #[serde(default = "unscaled")]
     pub hidden_scale: f64,
     /// Context lengths for which there are functions, ascending.
     pub contexts: Vec<u64>,
-    /// Tokens that end a text.
+    /// Token ids that end a text.
     pub eos_token_ids: Vec<u64>,
-    /// Token that begins a text, if the model wants one.
+    /// Token id that begins a text, if the model expects one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bos_token_id: Option<u64>,
-    /// What the model is for.
+    /// Task of the model.
     #[serde(default, skip_serializing_if = "Task::is_text_generation")]
     pub task: Task,
 }
@@ -33,7 +32,7 @@ fn unscaled() -> f64 {
 }
 
 impl ModelFacts {
-    /// What the model is as a token classifier, if it is one.
+    /// Token classification, if that is the task.
     pub fn classification(&self) -> Option<&Classification> {
         match &self.task {
             Task::TokenClassification(classification) => Some(classification),
@@ -41,7 +40,7 @@ impl ModelFacts {
         }
     }
 
-    /// How it makes vectors of texts, if that is what it is for.
+    /// Text embedding, if that is the task.
     pub fn embedding(&self) -> Option<&TextEmbedding> {
         match &self.task {
             Task::TextEmbedding(embedding) => Some(embedding),
@@ -49,7 +48,7 @@ impl ModelFacts {
         }
     }
 
-    /// How it classifies whole texts, if that is what it is for.
+    /// Sequence classification, if that is the task.
     pub fn sequence_classification(&self) -> Option<&SequenceClassification> {
         match &self.task {
             Task::SequenceClassification(classification) => Some(classification),
@@ -57,8 +56,7 @@ impl ModelFacts {
         }
     }
 
-    /// What the model gives for a token: a logit for each token of the vocabulary, or for each label; a model that gives
-    /// vectors gives its hidden states.
+    /// Number of outputs per token: logits of the vocabulary or the labels; the hidden size for text embeddings.
     pub fn head_rows(&self) -> u64 {
         match &self.task {
             Task::TextGeneration => self.vocab_size,
@@ -68,13 +66,13 @@ impl ModelFacts {
         }
     }
 
-    /// Whether functions of a head follow those of the layers. Where vectors are wanted the last layers' give them.
+    /// Whether the model has head functions. Text embeddings come from the functions of the last layers.
     pub fn has_head(&self) -> bool {
         self.embedding().is_none()
     }
 
-    /// How far a token sees in one layer, on each side, where texts are looked at in both directions and nothing is carried
-    /// from call to call; `u64::MAX` where it sees all of the text, so that a text has to fit into a call.
+    /// Number of tokens that a token sees on each side in one layer of a bidirectional model without states. `u64::MAX`
+    /// if it sees the whole text, so that a text must fit into a call. `None` for causal models.
     pub fn band(&self) -> Option<u64> {
         match &self.task {
             Task::TextGeneration => None,
@@ -85,18 +83,18 @@ impl ModelFacts {
     }
 }
 
-/// What a model is for.
+/// Task of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Task {
-    /// It continues a text: the head gives a logit for each token of the vocabulary.
+    /// Continues a text: the head returns a logit for each token of the vocabulary.
     #[default]
     TextGeneration,
-    /// It labels every token of a text: the head gives a logit for each label.
+    /// Labels every token of a text: the head returns a logit for each label.
     TokenClassification(Classification),
-    /// It gives a text a vector: there is no head, the functions of the last layers give the final hidden states.
+    /// Computes a vector of a text. There is no head; the functions of the last layers return the final hidden states.
     TextEmbedding(TextEmbedding),
-    /// It classifies a text, or a pair of texts: the head gives a logit for each label, of a pooled hidden state.
+    /// Classifies a text, or a pair of texts: the head returns a logit for each label, from a pooled hidden state.
     SequenceClassification(SequenceClassification),
 }
 
@@ -106,29 +104,29 @@ impl Task {
     }
 }
 
-/// How the hidden states of a text become one.
+/// How the hidden states of a text become one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Pooling {
-    /// Their mean.
+    /// Mean over the tokens.
     Mean,
-    /// That of the first token.
+    /// First token.
     Cls,
-    /// That of the last token.
+    /// Last token.
     Last,
 }
 
 /// How a text becomes a vector: its final hidden states are pooled, projected, and divided by their length.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TextEmbedding {
-    /// Tokens see those on both sides: functions have no states, and a text has to fit into a call.
+    /// Whether tokens see both sides. Then functions have no states, and a text must fit into a call.
     pub bidirectional: bool,
-    /// How the tokens' hidden states become one.
+    /// How the tokens' hidden states become one vector.
     pub pooling: Pooling,
-    /// Projections of the pooled state, which the host computes, in their order.
+    /// Projections of the pooled state, in order; computed by the host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub projections: Vec<Projection>,
-    /// The vector is divided by its Euclidean length.
+    /// Whether the vector is divided by its Euclidean length.
     pub normalize: bool,
 }
 
@@ -140,55 +138,55 @@ pub struct Projection {
     /// Host tensor `b`, f32 `[1, rows]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bias: Option<String>,
-    /// What follows.
+    /// Activation function.
     pub activation: ProjectionActivation,
 }
 
-/// What follows a projection.
+/// Activation function of a projection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ProjectionActivation {
-    /// Nothing.
+    /// Identity.
     Identity,
-    /// The hyperbolic tangent.
+    /// Hyperbolic tangent.
     Tanh,
 }
 
-/// How a text, or a pair of texts, is classified: its final hidden states are pooled, and the head is called with that one
-/// state.
+/// How a text, or a pair of texts, is classified: its final hidden states are pooled, and the head is called with the
+/// pooled state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SequenceClassification {
     /// Labels, in the order of the head's rows.
     pub labels: Vec<String>,
-    /// How the tokens' hidden states become one.
+    /// How the tokens' hidden states become one vector.
     pub pooling: Pooling,
 }
 
 /// How a text is labelled.
 ///
-/// The functions have no states. A function of n layers sees `n * band` tokens on each side of a token, so that a call
-/// with a part of a text gives the right hidden states for all its tokens but that many at each end that isn't an end of
-/// the text. A text of any length is labelled exactly in windows: each function, from the first to the last, is called
-/// with windows that overlap by twice that much, at rotary positions from 0 on (rotation is relative).
+/// Functions have no states. A function of n layers sees `n * band` tokens on each side of a token. A call with a part
+/// of a text therefore gives exact hidden states except for that many tokens at each end that isn't an end of the text.
+/// Texts of any length are labelled exactly in overlapping windows: each function, from first to last, is called with
+/// windows that overlap by twice that much, at rotary positions from 0 on (rotation is relative).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Classification {
-    /// The labels, and what they come from.
+    /// Labels and attention span.
     #[serde(flatten)]
     pub label_set: LabelSet,
-    /// Tokens of the largest call: longer texts go through in windows.
+    /// Tokens of the largest call. Longer texts are processed in windows.
     pub window: u64,
-    /// Tokens at each inner end of a window whose results don't count, in the function with the most layers.
+    /// Tokens at each inner end of a window whose results are discarded, in the function with the most layers.
     pub halo: u64,
-    /// Tokens that one window of that function advances: `window - 2 * halo`, and 0 where only texts up to `window`
-    /// tokens can be labelled.
+    /// Tokens that one window of that function advances: `window - 2 * halo`, or 0 if only texts up to `window` tokens
+    /// can be labelled.
     pub stride: u64,
 }
 
-/// The labels of a token classifier, and what they come from.
+/// Labels of a token classifier and its attention span.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LabelSet {
     /// Labels, in the order of the head's rows.
     pub labels: Vec<String>,
-    /// How far a token sees in one layer, on each side.
+    /// Number of tokens that a token sees on each side in one layer.
     pub band: u64,
 }

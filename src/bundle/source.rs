@@ -1,4 +1,4 @@
-//! Where the weights came from, and the files that were written.
+//! Source of the weights, and files of the bundle.
 
 use std::collections::BTreeMap;
 
@@ -7,66 +7,66 @@ use serde::{Deserialize, Serialize};
 
 use anec_base::ContentDigest;
 
-/// Where the weights came from.
+/// Source of the weights.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SourceFacts {
-    /// As the manifest or command named it.
+    /// Name given in the manifest or command.
     pub name: String,
-    /// `gguf`, `safetensors`, …
+    /// Format: `gguf`, `safetensors`, …
     pub format: String,
     /// Files that weights were read from.
     pub files: Vec<FileDigest>,
 }
 
-/// How the tensors of a source were accounted for.
+/// Accounting of a source's tensors.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LedgerTotals {
-    /// Tensors used.
+    /// Number of tensors used.
     pub used: usize,
-    /// Bytes of them in the source.
+    /// Bytes of the tensors used, in the source.
     pub used_bytes: u64,
-    /// Tensors not used, with the reason.
+    /// Unused tensors, each with the reason.
     pub ignored: BTreeMap<String, String>,
 }
 
-/// A file with its size and digest.
+/// File with its size and digest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct FileDigest {
-    /// Name, relative to the bundle (or to the source).
+    /// Name, relative to the bundle or the source.
     pub file: String,
     /// Size in bytes.
     pub bytes: u64,
-    /// Digest of its content: `blake3:` and 64 hexadecimal digits. Up to schema version 2 it was a SHA-256 without a name,
-    /// as `sha256`.
+    /// Digest of the content: `blake3:` and 64 hexadecimal digits. Up to schema version 2 it was a SHA-256 without
+    /// prefix, with the key `sha256`.
     #[serde(alias = "sha256")]
     #[schemars(with = "String")]
     pub digest: ContentDigest,
 }
 
 impl FileDigest {
-    /// One digest of several files: that of their digests and names, a line each.
+    /// Returns one digest of several files: of the list of their digests and names, one per line.
     pub fn of_all<'a>(files: impl IntoIterator<Item = &'a FileDigest>) -> ContentDigest {
         let lines: String = files.into_iter().map(|file| format!("{} {}\n", file.digest, file.file)).collect();
         ContentDigest::of(lines.as_bytes())
     }
 }
 
-/// One `.mlpackage`.
+/// A `.mlpackage`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PackageEntry {
     /// Folder name within the bundle.
     pub package: String,
-    /// Folder name of the compiled model, once there is one.
+    /// Folder name of the compiled model, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compiled: Option<String>,
-    /// Bytes of its weights, without what its weight file has between them.
+    /// Bytes of the weights, without padding of the weight file.
     pub weight_bytes: u64,
-    /// Its files.
+    /// Files of the package.
     pub files: Vec<FileDigest>,
 }
 
 impl PackageEntry {
-    /// One digest of its files.
+    /// One digest of all files.
     pub fn digest(&self) -> ContentDigest {
         FileDigest::of_all(&self.files)
     }

@@ -1,70 +1,69 @@
-//! What functions carry from call to call.
+//! States that functions carry from call to call.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A state of a function.
+/// State of a function.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct StatePort {
-    /// Its name in the package.
+    /// Name in the package.
     pub name: String,
-    /// Which state of a text it is: functions with the same id have this state in common, and those of one context never
-    /// have one with those of another. Functions that have one state in common are in one package and have all their
-    /// states in common, under the same names.
+    /// Id of the state within a text. Functions with the same id share the state; functions of different contexts never
+    /// share one. Functions that share one state are in one package and share all their states, under the same names.
     pub id: String,
-    /// What it holds.
+    /// Content.
     #[serde(flatten)]
     pub role: StateRole,
-    /// Its shape.
+    /// Shape.
     pub shape: Vec<u64>,
 }
 
-/// The id of a state or of what the host keeps, of functions for a context.
+/// Id of a state, or of a cache stored by the host, of functions for a context.
 pub fn state_id(name: &str, context: u64) -> String {
     format!("{name}@{context}")
 }
 
-/// What a state holds.
+/// Content of a state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "role", rename_all = "snake_case")]
 pub enum StateRole {
-    /// Rotated keys of a layer, `[1, num_key_value_heads, S, head_dim]`. S is the context, or less where the layer sees
-    /// only a window: then the slots are a ring.
+    /// Rotated keys of a layer, `[1, num_key_value_heads, S, head_dim]`. S is the context, or less for layers with a
+    /// sliding window, whose slots form a ring buffer.
     KeyCache {
-        /// The layer, counted over the whole model.
+        /// Layer, counted over the whole model.
         layer: usize,
     },
     /// Values of a layer, `[1, num_key_value_heads, S, head_dim]`.
     ValueCache {
-        /// The layer, counted over the whole model.
+        /// Layer, counted over the whole model.
         layer: usize,
     },
-    /// Keys and values of several layers in one state, `[1, 2 * layers * num_key_value_heads, S, head_dim]`: keys of the
-    /// first layer, its values, keys of the second, …
+    /// Keys and values of several layers in one state, `[1, 2 * layers * num_key_value_heads, S, head_dim]`: the first
+    /// layer's keys, its values, the second layer's keys, …
     KeyValueCache {
-        /// The layers, counted over the whole model.
+        /// Layers, counted over the whole model.
         layers: Vec<usize>,
     },
-    /// The last inputs of a layer's causal convolutions, oldest first, `[1, layers, slots, channels]`; as many slots as
-    /// all kernels together reach back.
+    /// Last inputs of a layer's causal convolutions, oldest first, `[1, layers, slots, channels]`. The number of slots
+    /// is the total reach of all kernels.
     ConvolutionState {
-        /// The layers, counted over the whole model.
+        /// Layers, counted over the whole model.
         layers: Vec<usize>,
     },
-    /// What the next token's values take from the last token, `[1, layers, 1, channels]`.
+    /// Contribution of the last token to the next token's values, `[1, layers, 1, channels]`.
     DelayState {
-        /// The layers, counted over the whole model.
+        /// Layers, counted over the whole model.
         layers: Vec<usize>,
     },
-    /// The matrices of a layer's linear recurrence, `[1, layers * heads, key width, value width]`.
+    /// Matrices of a layer's linear recurrence, `[1, layers * heads, key width, value width]`.
     RecurrentState {
-        /// The layers, counted over the whole model.
+        /// Layers, counted over the whole model.
         layers: Vec<usize>,
     },
 }
 
 impl StateRole {
-    /// The layers that it belongs to, counted over the whole model.
+    /// Layers that the state belongs to, counted over the whole model.
     pub fn layers(&self) -> &[usize] {
         match self {
             StateRole::KeyCache { layer } | StateRole::ValueCache { layer } => std::slice::from_ref(layer),
@@ -75,12 +74,12 @@ impl StateRole {
         }
     }
 
-    /// Whether it has a slot for each position of a text, or of the window that the layer sees.
+    /// Whether the state has a slot for each position of a text, or of the sliding window.
     pub fn is_cache(&self) -> bool {
         matches!(self, StateRole::KeyCache { .. } | StateRole::ValueCache { .. } | StateRole::KeyValueCache { .. })
     }
 
-    /// The equal parts that the second axis of the state is divided into, in their order: what each holds, of which layer.
+    /// Equal parts of the state's second axis, in order, with their layers.
     pub fn parts(&self) -> Vec<(StatePart, usize)> {
         let each = |part: StatePart, layers: &[usize]| layers.iter().map(|layer| (part, *layer)).collect();
         match self {
@@ -96,7 +95,7 @@ impl StateRole {
     }
 }
 
-/// What a part of a state holds.
+/// Content of a part of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StatePart {
     /// Rotated keys.
@@ -105,7 +104,7 @@ pub enum StatePart {
     Values,
     /// Inputs of causal convolutions.
     Convolution,
-    /// What the next token's values take from the last token.
+    /// Contribution of the last token to the next token's values.
     Delay,
     /// Matrices of a linear recurrence.
     Recurrence,

@@ -1,4 +1,4 @@
-//! How many tokens a call may have.
+//! Number of tokens of a call.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -14,12 +14,12 @@ pub enum TokenCount {
 }
 
 impl TokenCount {
-    /// Whether a call of this many tokens is possible.
+    /// Whether a call of `tokens` tokens is possible.
     pub fn allows(self, tokens: u64) -> bool {
         (self.least()..=self.most()).contains(&tokens)
     }
 
-    /// Fewest tokens of a call.
+    /// Smallest number of tokens.
     pub fn least(self) -> u64 {
         match self {
             TokenCount::Fixed(count) => count,
@@ -27,7 +27,7 @@ impl TokenCount {
         }
     }
 
-    /// Most tokens of a call.
+    /// Largest number of tokens.
     pub fn most(self) -> u64 {
         match self {
             TokenCount::Fixed(count) => count,

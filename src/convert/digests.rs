@@ -30,7 +30,7 @@ pub fn is_source(source: &Source, facts: &SourceFacts) -> Result<bool, SourceErr
         if (file.name(), file.size()) != (&known.file, known.bytes) {
             return Ok(false);
         }
-        Ok(known.digest.likewise(file.path()).map_err(FileError::of(file.path(), "read"))? == known.digest)
+        Ok(known.digest.rehash_file(file.path()).map_err(FileError::of(file.path(), "read"))? == known.digest)
     };
     let named = (source.name(), source.kind().name()) == (&facts.name, &facts.format);
     let as_many = source.files().len() == facts.files.len();

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use anec_base::{Diagnostic, Fault, Progress, ProgressEvent};
-use anec_testing::hub::{FakeHub, Habits};
+use anec_testing::hub::{FakeHub, HubBehavior};
 use tempfile::TempDir;
 
 use crate::download::Transfer;
@@ -24,7 +24,7 @@ fn fetch(hub: &Hub, name: &str, to: &Path) -> Result<(), HubError> {
 
 #[test]
 fn a_broken_download_goes_on_where_it_was() {
-    let fake = FakeHub::start(Habits { cut: Some(300_000), ..Habits::default() });
+    let fake = FakeHub::start(HubBehavior { cut: Some(300_000), ..HubBehavior::default() });
     let weights = content(1_000_000);
     fake.commit("o/m", &[("w.safetensors", &weights), ("a b/c.json", b"{}")]);
     let hub = Hub::new(fake.endpoint(), None);
@@ -39,7 +39,7 @@ fn a_broken_download_goes_on_where_it_was() {
 
     // a process that was killed left a beginning: only the rest is asked for, unless the server gives all of it anyway
     for ignores_ranges in [false, true] {
-        fake.habits(|habits| (habits.cut, habits.ignores_ranges) = (None, ignores_ranges));
+        fake.change_behavior(|habits| (habits.cut, habits.ignores_ranges) = (None, ignores_ranges));
         std::fs::remove_file(&to).unwrap();
         std::fs::write(room.path().join("w.incomplete"), &weights[..400_000]).unwrap();
         fetch(&hub, "w.safetensors", &to).unwrap();
@@ -51,7 +51,7 @@ fn a_broken_download_goes_on_where_it_was() {
 
 #[test]
 fn what_has_another_digest_than_the_hub_says_never_gets_its_name() {
-    let fake = FakeHub::start(Habits { damages: true, ..Habits::default() });
+    let fake = FakeHub::start(HubBehavior { damages: true, ..HubBehavior::default() });
     fake.commit("o/m", &[("w.safetensors", &content(1000)), ("config.json", b"{}")]);
     let hub = Hub::new(fake.endpoint(), None);
     let room = TempDir::new().unwrap();
@@ -62,7 +62,7 @@ fn what_has_another_digest_than_the_hub_says_never_gets_its_name() {
     }
     assert_eq!(std::fs::read_dir(room.path()).unwrap().count(), 0);
     // a beginning that was damaged on this side is found out, too
-    fake.habits(|habits| habits.damages = false);
+    fake.change_behavior(|habits| habits.damages = false);
     std::fs::write(room.path().join("w.safetensors.incomplete"), b"something else").unwrap();
     assert!(fetch(&hub, "w.safetensors", &room.path().join("w.safetensors")).is_err());
     fetch(&hub, "w.safetensors", &room.path().join("w.safetensors")).unwrap();
@@ -70,7 +70,7 @@ fn what_has_another_digest_than_the_hub_says_never_gets_its_name() {
 
 #[test]
 fn the_cache_has_the_form_of_all_hugging_face_tools() {
-    let fake = FakeHub::start(Habits::default());
+    let fake = FakeHub::start(HubBehavior::default());
     fake.commit("o/m", &[("w.safetensors", b"weights"), ("sub/config.json", b"{}")]);
     let hub = Hub::new(fake.endpoint(), None);
     let room = TempDir::new().unwrap();
@@ -115,7 +115,7 @@ fn uploads(room: &Path) -> Vec<Upload> {
 #[test]
 fn files_go_up_in_one_commit_and_only_what_the_hub_lacks_is_sent() {
     for part in [None, Some(4096)] {
-        let fake = FakeHub::start(Habits { token: Some("t".into()), part, ..Habits::default() });
+        let fake = FakeHub::start(HubBehavior { token: Some("t".into()), part, ..HubBehavior::default() });
         let hub = Hub::new(fake.endpoint(), Some("t".into()));
         let room = TempDir::new().unwrap();
         let files = uploads(room.path());
@@ -141,7 +141,7 @@ fn files_go_up_in_one_commit_and_only_what_the_hub_lacks_is_sent() {
 
 #[test]
 fn uploads_need_a_token_that_may_write_and_files_that_are_what_they_say() {
-    let fake = FakeHub::start(Habits { token: Some("t".into()), ..Habits::default() });
+    let fake = FakeHub::start(HubBehavior { token: Some("t".into()), ..HubBehavior::default() });
     let room = TempDir::new().unwrap();
     let mut files = uploads(room.path());
     let nobody = Hub::new(fake.endpoint(), None);
@@ -162,7 +162,7 @@ fn uploads_need_a_token_that_may_write_and_files_that_are_what_they_say() {
 
 #[test]
 fn answers_that_no_hub_gives_are_refused() {
-    let fake = FakeHub::start(Habits::default());
+    let fake = FakeHub::start(HubBehavior::default());
     fake.commit("o/m", &[("../outside", b"x")]);
     let hub = Hub::new(fake.endpoint(), None);
     let error = hub.repository("o/m", "main").unwrap_err();
@@ -183,7 +183,7 @@ fn the_hubs_own_client_understands_the_double_and_our_cache() {
         return anec_base::skipped("not checked against huggingface_hub: ANEC_PYTHON has none");
     }
     for part in [None, Some(4096)] {
-        let fake = FakeHub::start(Habits { token: Some("t".into()), part, ..Habits::default() });
+        let fake = FakeHub::start(HubBehavior { token: Some("t".into()), part, ..HubBehavior::default() });
         let hub = Hub::new(fake.endpoint(), Some("t".into()));
         let room = TempDir::new().unwrap();
         let path = |name: &str| room.path().join(name);

@@ -5,17 +5,17 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A low-rank adapter in a folder, as PEFT saves it.
+/// Low-rank adapter in PEFT's format.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AdapterEntry {
-    /// The folder: adapter_config.json and adapter_model.safetensors.
+    /// Folder with adapter_config.json and adapter_model.safetensors.
     pub path: PathBuf,
-    /// How strong it is, compared with how it was trained.
-    #[serde(default = "whole")]
+    /// Factor applied to the adapter; 1 is the strength it was trained with.
+    #[serde(default = "default_scale")]
     pub scale: f64,
 }
 
-fn whole() -> f64 {
+fn default_scale() -> f64 {
     1.0
 }

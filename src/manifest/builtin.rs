@@ -1,22 +1,22 @@
-//! The manifests of `manifests/`, built into the binary with the published configurations of the models that they are for.
+//! Manifests of `manifests/`, built into the binary with the published configurations of their models.
 
 use super::error::{ManifestError, nearest};
 
-/// A manifest that is built in.
+/// Built-in manifest.
 #[derive(Clone, Copy, Debug)]
 pub struct Builtin {
-    /// Its name: the file's, without `.yaml`.
+    /// Name: the file's name without `.yaml`.
     pub name: &'static str,
-    /// Its text.
+    /// YAML text.
     pub text: &'static str,
-    /// The `config.json` of the model that it is for, as its publisher has it.
+    /// `config.json` of the model, as published.
     pub config: &'static str,
 }
 
 impl Builtin {
-    /// The source that it names.
+    /// Source that the manifest names.
     pub fn source(&self) -> &'static str {
-        // a test reads each as the manifest it is and compares
+        // a test compares this with the parsed manifest
         let line = self.text.lines().find_map(|line| line.strip_prefix("source:"));
         line.unwrap_or_default().trim()
     }
@@ -92,35 +92,34 @@ const ALL: &[Builtin] = builtin![
     "zaya1-8b",
 ];
 
-/// All built-in manifests, by name.
+/// All built-in manifests, sorted by name.
 pub fn all() -> &'static [Builtin] {
     ALL
 }
 
-/// All names.
+/// Names of all built-in manifests.
 pub fn names() -> impl Iterator<Item = &'static str> {
     ALL.iter().map(|b| b.name)
 }
 
-/// The built-in manifest that a name, file name or path stands for: `phi4-mini`, `phi4-mini.yaml`,
-/// `manifests/phi4-mini.yaml`.
+/// Finds a built-in manifest by name, file name or path: `phi4-mini`, `phi4-mini.yaml`, `manifests/phi4-mini.yaml`.
 ///
 /// # Errors
-/// When there is none: an error that suggests those that look like it.
+/// [`ManifestError::NotFound`] with similar names.
 pub fn find(name: &str) -> Result<&'static Builtin, ManifestError> {
     let stem = stem(name);
     let found = ALL.iter().find(|b| b.name == stem);
-    found.ok_or_else(|| ManifestError::NotFound { name: name.to_owned(), like: like(stem) })
+    found.ok_or_else(|| ManifestError::NotFound { name: name.to_owned(), like: similar(stem) })
 }
 
-/// The built-in manifest for the model at `source`: the first that names it.
+/// Returns the first built-in manifest for the model at `source`.
 pub fn for_source(source: &str) -> Option<&'static Builtin> {
     let source = source.strip_suffix("@main").unwrap_or(source);
     ALL.iter().find(|b| b.source() == source)
 }
 
-/// Names that begin with what was given, apart from punctuation (`phi-4`); else the one nearest to it.
-fn like(given: &str) -> Vec<&'static str> {
+/// Returns the names that begin with `given`, ignoring punctuation (`phi-4`); otherwise the most similar name.
+fn similar(given: &str) -> Vec<&'static str> {
     let plain = |name: &str| name.to_lowercase().replace(|c: char| !c.is_alphanumeric(), "");
     let given_plain = plain(given);
     let begin_so: Vec<_> =
@@ -128,8 +127,8 @@ fn like(given: &str) -> Vec<&'static str> {
     if begin_so.is_empty() { nearest(given, names()).into_iter().collect() } else { begin_so }
 }
 
-/// A manifest's name as it is looked for: without folder and `.yaml`. Only a bare name or one in a folder called
-/// `manifests` can mean a built-in one.
+/// Returns the part of a path that can name a built-in manifest: without `.yaml`, and without a folder if that is
+/// `manifests`.
 fn stem(name: &str) -> &str {
     let name = name.strip_prefix("./").unwrap_or(name);
     let name = name.strip_prefix("manifests/").unwrap_or(name);
@@ -183,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_looks_like_a_name_is_suggested() {
+    fn similar_names_are_suggested() {
         for (given, expected) in [
             ("phi4", &["phi4-mini"][..]),
             ("phi-4", &["phi4-mini"]),
@@ -193,7 +192,7 @@ mod tests {
             ("something else", &[]),
             ("-", &[]),
         ] {
-            assert_eq!(like(given), expected, "{given}");
+            assert_eq!(similar(given), expected, "{given}");
         }
     }
 }

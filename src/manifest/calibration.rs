@@ -1,17 +1,17 @@
-//! The text that a model is calibrated on.
+//! Calibration text.
 
 use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The text by which codes are chosen, where `quant.feedback` asks for it.
+/// Text used for choosing codes if `quant.feedback` is set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Calibration {
-    /// The text: `builtin`, which is prose, code and data in several languages, or a file.
+    /// `builtin` (prose, code and data in several languages), or a file.
     pub text: CalibrationText,
-    /// Most tokens of it.
+    /// Maximum number of tokens to use.
     pub tokens: u64,
 }
 
@@ -27,14 +27,14 @@ impl Calibration {
     }
 }
 
-/// Where the text is.
+/// Source of the calibration text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", expecting = "expected `builtin` or the path of a text file")]
 pub enum CalibrationText {
-    /// The text that anec has.
+    /// Text that ships with anec.
     #[default]
     Builtin,
-    /// A file.
+    /// Path of a text file.
     #[serde(untagged)]
     File(PathBuf),
 }

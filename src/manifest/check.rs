@@ -1,5 +1,5 @@
-//! What a manifest's values must be among themselves. What depends on the model (number of layers, longest text) is
-//! checked when the conversion is planned.
+//! Consistency of a manifest. Checks that depend on the model (number of layers, longest text) are made when the
+//! conversion is planned.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,9 @@ use super::{
     Role, StateForm, Transform, Transforms, WeightFormat,
 };
 
-/// Largest context that can be asked for: more than any published dense model has.
+/// Largest context; no published dense model has a larger one.
 pub const MAX_CONTEXT: u64 = 1 << 21;
-/// Largest number of tokens of one call.
+/// Largest number of tokens in one call.
 pub const MAX_TOKENS: u64 = 1 << 14;
 
 /// Checks all values.
@@ -54,7 +54,7 @@ pub(super) fn check(manifest: &Manifest) -> Result<(), ManifestError> {
     residency(&manifest.gates.residency)
 }
 
-/// Who loosens the gate says why, and by how much.
+/// A looser gate needs a reason and a limit.
 fn residency(gate: &ResidencyGate) -> Result<(), ManifestError> {
     share("gates.residency.cost_share", gate.cost_share)?;
     match &gate.reason {
@@ -69,7 +69,7 @@ fn residency(gate: &ResidencyGate) -> Result<(), ManifestError> {
     }
 }
 
-/// Only weights of projections have formats of their own.
+/// Only projections can be quantized.
 fn overrides(key: &str, overrides: &BTreeMap<Role, QuantOverride>) -> Result<(), ManifestError> {
     let never = |(role, own): &(&Role, &QuantOverride)| {
         !role.is_projection() && !matches!(own.weights, Some(WeightFormat::None))
@@ -83,7 +83,6 @@ fn overrides(key: &str, overrides: &BTreeMap<Role, QuantOverride>) -> Result<(),
     }
 }
 
-/// A budget is something.
 fn plan(plan: Option<QuantPlan>) -> Result<(), ManifestError> {
     let (key, value, expected) = match plan {
         None => return Ok(()),
@@ -97,7 +96,7 @@ fn plan(plan: Option<QuantPlan>) -> Result<(), ManifestError> {
     Err(ManifestError::value(&format!("quant.plan.{key}"), format!("{value}, expected {expected}")))
 }
 
-/// Every role's weights can be held as is asked for, in every layer.
+/// Checks that every role's weights can be stored in the requested format in every layer.
 fn formats(quant: &Quant) -> Result<(), ManifestError> {
     for role in Role::iter() {
         let Some((key, problem, remedy)) = quant.of(role, None).problem() else { continue };
@@ -115,7 +114,6 @@ fn formats(quant: &Quant) -> Result<(), ManifestError> {
     Ok(())
 }
 
-/// Each is done once.
 fn transforms(transforms: &Transforms) -> Result<(), ManifestError> {
     let Transforms::List(list) = transforms else { return Ok(()) };
     let twice = |(index, transform): &(usize, &Transform)| {
@@ -129,7 +127,7 @@ fn transforms(transforms: &Transforms) -> Result<(), ManifestError> {
     }
 }
 
-/// Other factors than powers of two would round every weight anew, and larger ones only take range away.
+/// Other factors than powers of two would round every weight; factors above 1 would only reduce the range.
 fn residual_scale(scale: Option<ResidualScale>) -> Result<(), ManifestError> {
     let Some(ResidualScale::Factor(factor)) = scale else { return Ok(()) };
     if (-16..=0).any(|power| factor == 2f32.powi(power)) {
@@ -216,7 +214,7 @@ fn lengths(manifest: &Manifest) -> Result<(), ManifestError> {
     Ok(())
 }
 
-/// Who keeps the caches writes them.
+/// With `state: host` the host writes the caches, so `kv_write` has no effect.
 fn states(manifest: &Manifest) -> Result<(), ManifestError> {
     if manifest.state == StateForm::Host && manifest.kv_write.is_some() {
         let problem = "with `state: host` a function writes no cache, the host appends the rows that it gives";
@@ -275,7 +273,7 @@ mod tests {
     use crate::{Manifest, ManifestError};
     use anec_base::Diagnostic;
 
-    /// A manifest, the key that must be named, and a word of the explanation.
+    /// Manifest, key that the error must name, and a word of the message.
     const WRONG: &[(&str, &str, &str)] = &[
         ("name: ../up", "name", "folder"),
         ("name: ''", "name", "folder"),

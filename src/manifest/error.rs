@@ -1,27 +1,27 @@
-//! Errors of manifests: all of them are the user's to correct, so all carry exit code 2.
+//! Errors of manifests. The user can correct all of them, so all have exit code 2.
 
 use std::path::PathBuf;
 
 use anec_base::{Diagnostic, Fault};
 
-/// What can be wrong with a manifest.
+/// Error in a manifest.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManifestError {
-    /// Neither a file nor a built-in manifest has this name.
+    /// No file and no built-in manifest has this name.
     #[error("no file `{name}`, and no built-in manifest of that name")]
     NotFound {
-        /// As the user gave it.
+        /// Name as the user gave it.
         name: String,
-        /// Built-in names that look like it.
+        /// Similar built-in names.
         like: Vec<&'static str>,
     },
-    /// A file that can't be read.
+    /// Unreadable file.
     #[error("can't read manifest {}", path.display())]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: std::io::Error,
     },
     /// Text that isn't a manifest.
@@ -29,25 +29,25 @@ pub enum ManifestError {
     Syntax {
         /// File name, or `--set key=value`.
         origin: String,
-        /// What is wrong, with line, column and the lines around it.
+        /// Problem with line, column and surrounding lines.
         message: String,
-        /// What the user may have meant.
+        /// Most similar valid key or value.
         suggestion: Option<String>,
     },
-    /// An override that isn't `key=value`.
+    /// Override that isn't `key=value`.
     #[error("`--set {given}`: expected key=value, for example quant.granularity=per_channel")]
     Override {
-        /// As the user gave it.
+        /// Override as the user gave it.
         given: String,
     },
-    /// A well-typed value that makes no sense.
+    /// Well-typed value that is out of range or inconsistent.
     #[error("`{key}`: {problem}")]
     Value {
         /// Path of the key.
         key: String,
         /// Found and expected.
         problem: String,
-        /// What to do.
+        /// Remedy.
         advice: Option<String>,
     },
 }
@@ -92,7 +92,7 @@ impl Diagnostic for ManifestError {
     }
 }
 
-/// The candidate that `given` most likely stands for, if one is close enough.
+/// Returns the candidate most similar to `given`, if one is close enough.
 pub fn nearest<'a>(given: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     candidates
         .into_iter()

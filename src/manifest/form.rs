@@ -1,9 +1,9 @@
-//! The forms that a graph can take, which compute the same.
+//! Equivalent forms of a graph.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Layout of the hidden states between layers: batch, channels, sequence and a unit axis.
+/// Layout of hidden states between layers: batch, channels, sequence and a unit axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Layout {
@@ -14,28 +14,28 @@ pub enum Layout {
     Bc1s,
 }
 
-/// The op that a projection becomes.
+/// Op used for projections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LinearForm {
     /// 1x1 convolution.
     #[default]
     Conv,
-    /// The `linear` op.
+    /// Op `linear`.
     Linear,
-    /// The `matmul` op.
+    /// Op `matmul`.
     Matmul,
 }
 
-/// The form of root-mean-square norms.
+/// Form of RMS norms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, strum::Display)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum NormForm {
-    /// Scaled by the largest magnitude first: accurate in fp16 for hidden rms from 1e-3 to 1e3, zero rows give zeros.
+    /// Scaled by the largest magnitude first: accurate in fp16 for hidden rms from 1e-3 to 1e3; zero rows give zeros.
     #[default]
     Accurate,
-    /// `x * rsqrt(mean(x^2) + eps)` as written in the paper: overflows in fp16 at |x| > 256.
+    /// `x * rsqrt(mean(x^2) + eps)` as in the paper: overflows in fp16 at |x| > 256.
     Naive,
     /// Layer norm of `[x, -x]`, whose mean is zero.
     LayerNormConcat,
@@ -43,7 +43,7 @@ pub enum NormForm {
     Prescale,
 }
 
-/// The form of attention.
+/// Form of attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AttentionForm {
@@ -54,104 +54,105 @@ pub enum AttentionForm {
     Grouped,
 }
 
-/// The form of activations.
+/// Form of activations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ActivationForm {
-    /// By tanh and exp, without the Neural Engine's tables of SiLU, GELU and softplus, which are published to be off.
+    /// Computed from tanh and exp, without the Neural Engine's tables of SiLU, GELU and softplus, which are published
+    /// to be inaccurate.
     #[default]
     Stable,
-    /// By the ops `silu`, `gelu`, `softplus`.
+    /// Ops `silu`, `gelu`, `softplus`.
     Native,
 }
 
-/// How queries and keys are rotated by position.
+/// Form of rotary position embedding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RopeForm {
-    /// The two halves of a head are cut out, rotated and joined.
+    /// Slices, rotates and concatenates the two halves of a head.
     #[default]
     Halves,
-    /// A product with a matrix of 1, -1 and 0 brings each number's partner to its place: nothing is cut out of the last axis,
-    /// where the Neural Engines of M1 and A14 are published to overflow beyond 4094.
+    /// Multiplies by a matrix of 1, -1 and 0 instead of slicing the last axis, where the Neural Engines of M1 and A14
+    /// are published to overflow beyond 4094.
     Product,
 }
 
 impl RopeForm {
-    /// Whether halves are cut out.
+    /// Whether this is [`RopeForm::Halves`].
     pub fn is_halves(&self) -> bool {
         *self == RopeForm::Halves
     }
 }
 
-/// How new keys and values enter the cache.
+/// How new keys and values are written to the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KvWrite {
-    /// A one-hot mask scatters them; rewrites the whole cache, works for any number of tokens.
+    /// Scattered by a one-hot mask: rewrites the whole cache, works for any number of tokens.
     Mask,
     /// `slice_update` at a position.
     Slice,
 }
 
-/// How what layers carry is divided into states.
+/// Division of the layers' caches and recurrent states into Core ML states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, strum::EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub enum StateForm {
-    /// One for each thing that a layer carries: keys, values.
+    /// One state for each cache or recurrent state of a layer.
     #[default]
     PerLayer,
-    /// One for each shard, or for each shape where there are several.
+    /// One state for each shard, or for each shape if there are several.
     Unified,
-    /// None: keys and values are inputs that are only read, a call gives the rows of its tokens, and the host appends them.
-    /// What recurrences carry is inputs and outputs.
+    /// No states. Caches are read-only inputs; a call returns the rows of its tokens, and the host appends them.
+    /// Recurrent states are inputs and outputs.
     Host,
 }
 
-/// Who keeps what layers with a recurrence carry from call to call: the last inputs of convolutions, the matrices of linear
-/// recurrences. Keys and values are always states.
+/// Storage of recurrent states between calls: the last inputs of convolutions and the matrices of linear recurrences.
+/// KV caches are not affected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, strum::EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub enum RecurrentForm {
-    /// Core ML, as states.
+    /// States of Core ML.
     #[default]
     State,
-    /// The host: outputs of a call are inputs of the next. The Neural Engine is known to fail functions with many states.
+    /// Outputs of a call that are inputs of the next. The Neural Engine is known to fail functions with many states.
     InputOutput,
 }
 
 impl RecurrentForm {
-    /// Whether they are states.
+    /// Whether this is [`RecurrentForm::State`].
     pub fn is_state(&self) -> bool {
         *self == RecurrentForm::State
     }
 }
 
-/// A layer of the source, beside the model's own, that guesses tokens.
+/// Additional layer of the source that drafts tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DraftLayer {
-    /// Multi-token prediction: the tensors `mtp.*` of Qwen3.5 and its kin.
+    /// Multi-token prediction: the tensors `mtp.*` of Qwen3.5 and similar models.
     Mtp,
 }
 
-/// Where the experts of a layer are computed.
+/// Placement of a layer's experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, strum::Display)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum ExpertsForm {
-    /// All together, within the layer's function: every call reads every expert.
+    /// All in the layer's function: every call reads every expert.
     #[default]
     Packed,
-    /// In packages of their own, each as many as it may hold. The host leaves out those whose experts no token of a call
-    /// was given.
+    /// In separate packages with several experts each. The host skips packages whose experts no token of a call
+    /// selected.
     Split,
-    /// In functions of their own, one for each expert; left out likewise.
+    /// In separate functions, one for each expert; skipped likewise.
     Routed,
 }
 
 impl ExpertsForm {
-    /// Whether experts are computed in the function of their layer.
+    /// Whether this is [`ExpertsForm::Packed`].
     pub fn is_packed(&self) -> bool {
         *self == ExpertsForm::Packed
     }

@@ -20,15 +20,15 @@ impl Gates {
     }
 }
 
-/// Residency thresholds. Without them every op must prefer the Neural Engine.
+/// Residency thresholds. By default every op must prefer the Neural Engine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ResidencyGate {
-    /// Smallest share of a function's planned cost that is on the Neural Engine. With a reason it takes the place of the
-    /// rule that every op is there; without one it comes on top, and ops whose device isn't known count as elsewhere.
+    /// Smallest share of a function's planned cost on the Neural Engine. With a reason it replaces the rule that every
+    /// op is there. Without one it is an additional condition, and ops whose device isn't known count as elsewhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost_share: Option<f64>,
-    /// Why ops may be elsewhere. Every report prints it.
+    /// Reason why ops may be elsewhere. Every report prints it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -46,16 +46,16 @@ pub struct ParityGate {
     /// Smallest cosine of the logits at any position.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cosine: Option<f64>,
-    /// Smallest cosine of the logits at ninety-nine of a hundred positions.
+    /// Smallest cosine of the logits at 99 % of the positions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p1: Option<f64>,
-    /// Largest mean of the Kullback-Leibler divergence of the next token's probabilities from the golden's, in nats.
+    /// Largest mean KL divergence of the next token's probabilities from the golden's, in nats.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kl: Option<f64>,
-    /// Largest relative difference between the perplexities that the bundle and the golden give the golden's text.
+    /// Largest relative difference between the bundle's and the golden's perplexity on the golden's text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub perplexity: Option<f64>,
-    /// Smallest share of positions whose most likely token agrees, less its standard error over so many positions.
+    /// Smallest share of positions whose most likely token agrees, less its standard error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub top1: Option<f64>,
 }

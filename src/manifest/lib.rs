@@ -1,7 +1,7 @@
-//! The manifest, which is everything a user can decide about a conversion, typed.
+//! The manifest: everything a user can decide about a conversion, typed.
 //!
 //! Every key but `source` has a default. Unknown keys are errors. The manifest decides the *form* of a graph and never
-//! its maths: that comes from the source's own configuration.
+//! its maths, which comes from the source's own configuration.
 //!
 //! ```
 //! use anec_manifest::{Granularity, Manifest};
@@ -58,71 +58,72 @@ pub use quant::{
 pub use sizes::{Contexts, HeadSplit, LayerDivision, Lengths, LmHead, Shards};
 pub use transforms::{RotateBy, RotationOptions, Transform, Transforms};
 
-/// A conversion, as the user describes it.
+/// Description of a conversion.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Manifest {
-    /// Name of the bundle; the manifest's file name if absent.
+    /// Name of the bundle; defaults to the manifest's file name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Where the weights are: a path, or `hf:owner/name[@revision][/file]`.
+    /// Path of the weights, or `hf:owner/name[@revision][/file]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
-    /// Low-rank adapters that are merged into the weights, one after another.
+    /// Low-rank adapters that are merged into the weights, in this order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub adapters: Vec<AdapterEntry>,
-    /// Model family; read from the source if absent, and must agree with it if given.
+    /// Model family; read from the source by default, and must agree with it if given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub family: Option<String>,
-    /// Keys of the source's configuration that you know not to change the maths although anec doesn't know them.
+    /// Unknown keys of the source's configuration that are known not to change the maths.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub acknowledge: Vec<String>,
-    /// Tokens that fit into the key-value cache; a list gives one function for each.
+    /// Tokens that fit into the KV cache; a list gives one function for each.
     pub context: Contexts,
-    /// Numbers of tokens that one call can take.
+    /// Numbers of tokens that one call can process.
     pub lengths: Lengths,
     /// Layout of hidden states.
     pub layout: Layout,
-    /// The op that a projection becomes.
+    /// Op used for projections.
     pub linear: LinearForm,
-    /// The form of the root-mean-square norms.
+    /// Form of the RMS norms.
     pub norm: NormForm,
-    /// The form of attention.
+    /// Form of attention.
     pub attention: AttentionForm,
-    /// The form of SiLU, GELU and softplus.
+    /// Form of SiLU, GELU and softplus.
     pub activations: ActivationForm,
-    /// How queries and keys are rotated by position.
+    /// Form of rotary position embedding.
     #[serde(skip_serializing_if = "RopeForm::is_halves")]
     pub rope: RopeForm,
-    /// How new keys and values enter the cache; by default `mask` for `lengths.range`, `slice` for `lengths.fixed`.
+    /// How keys and values are written to the cache; defaults to `mask` for `lengths.range`, `slice` for
+    /// `lengths.fixed`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_write: Option<KvWrite>,
-    /// How what layers carry from call to call is divided into states.
+    /// Division of caches and recurrent states into Core ML states.
     pub state: StateForm,
-    /// Who keeps what layers with a recurrence carry.
+    /// Storage of recurrent states between calls.
     #[serde(skip_serializing_if = "RecurrentForm::is_state")]
     pub recurrent_states: RecurrentForm,
-    /// Where the experts of layers that have some are computed.
+    /// Placement of experts.
     #[serde(skip_serializing_if = "ExpertsForm::is_packed")]
     pub experts: ExpertsForm,
-    /// A layer of the source that guesses the tokens after the next, converted beside the model.
+    /// Additional layer of the source that drafts tokens, converted beside the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub draft: Option<DraftLayer>,
     /// Weight quantization.
     pub quant: Quant,
-    /// What is done to weights before they are quantized.
+    /// Transforms of the weights before quantization.
     #[serde(skip_serializing_if = "Transforms::is_default")]
     pub transforms: Transforms,
     /// Division of the layers into packages.
     pub shards: Shards,
-    /// The LM head.
+    /// LM head.
     pub lm_head: LmHead,
     /// Deployment target, which decides the opset.
     pub target: Target,
-    /// What keeps the model in half precision's range.
+    /// Scaling that keeps activations in fp16's range.
     #[serde(skip_serializing_if = "Numerics::is_default")]
     pub numerics: Numerics,
-    /// The text by which codes are chosen, where `quant.feedback` asks for it.
+    /// Text used for choosing codes if `quant.feedback` is set.
     #[serde(skip_serializing_if = "Calibration::is_default")]
     pub calibration: Calibration,
     /// Gate thresholds; they can only be stricter than the built-in ones.
@@ -164,7 +165,7 @@ impl Default for Manifest {
 }
 
 impl Manifest {
-    /// How keys and values are written, with the default that belongs to the lengths.
+    /// How keys and values are written; the default depends on the lengths.
     pub fn kv_write(&self) -> KvWrite {
         self.kv_write.unwrap_or(match self.lengths {
             Lengths::Range(_) => KvWrite::Mask,

@@ -1,4 +1,4 @@
-//! From text, files, built-in names and `--set key=value` to a checked [`Manifest`].
+//! Reading manifests: text, files, built-in names, `--set key=value`.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -10,24 +10,24 @@ use super::builtin;
 use super::error::{ManifestError, nearest};
 use super::{CalibrationText, Manifest, check};
 
-/// Keys whose value is a choice between forms: setting one form takes the place of another.
+/// Keys whose value is a choice between forms: an override replaces the other form.
 const CHOICES: [&str; 1] = ["lengths"];
 
-/// Keys of an override's path, at most.
-const DEEPEST: usize = 16;
+/// Maximum number of keys in the path of an override.
+const MAX_DEPTH: usize = 16;
 
-/// Bytes of a manifest, at most.
-const MOST_BYTES: u64 = 1 << 20;
+/// Maximum size of a manifest in bytes.
+const MAX_BYTES: u64 = 1 << 20;
 
 impl Manifest {
-    /// Reads a manifest from a file, or from the binary if no file has that name; `overrides` are `key=value` pairs
-    /// in the order in which they apply.
+    /// Reads a manifest from a file, or the built-in one of that name if there is no such file. Applies the overrides,
+    /// `key=value`, in order.
     ///
     /// # Errors
-    /// An unreadable file, anything [`Manifest::from_yaml`] refuses.
+    /// If the file can't be read, or as [`Manifest::from_yaml`].
     pub fn open(name: &str, overrides: &[String]) -> Result<Manifest, ManifestError> {
         let path = Path::new(name);
-        // a folder can have a built-in manifest's name: the model itself, say
+        // a folder, such as the model's, may have the name of a built-in manifest
         let text = if path.is_dir() { Err(std::io::ErrorKind::NotFound.into()) } else { read(path) };
         let (text, origin) = match text {
             Ok(text) => (text, name.to_owned()),
@@ -45,12 +45,12 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Reads a manifest from text; `origin` names it in errors.
+    /// Parses a manifest; `origin` names the text in errors.
     ///
     /// # Errors
-    /// Text that isn't YAML, unknown keys, values of the wrong type or out of range, overrides that don't fit.
+    /// If the text isn't YAML, has unknown keys or values of a wrong type or range, or an override doesn't fit.
     pub fn from_yaml(text: &str, origin: &str, overrides: &[String]) -> Result<Manifest, ManifestError> {
-        // an empty document (or one of comments only) is a manifest of defaults
+        // an empty document (or one of comments only) gives the defaults
         let mut manifest = parse::<Option<Manifest>>(text, origin)?.unwrap_or_default();
         if !overrides.is_empty() {
             let mut tree = parse::<Option<Json>>(text, origin)?.unwrap_or_else(|| Json::Object(Default::default()));
@@ -63,13 +63,13 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The manifest as YAML, keys at their default included.
+    /// Formats the manifest as YAML, defaults included.
     pub fn to_yaml(&self) -> String {
-        // the types hold nothing that YAML can't
+        // all types can be represented in YAML
         serde_yaml::to_string(self).unwrap_or_default()
     }
 
-    /// The manifest as it is given to others: files are named without the folders of this machine.
+    /// Copy of the manifest for publication: file names without the folders of this machine.
     pub fn portable(&self) -> Manifest {
         let mut manifest = self.clone();
         let own = |path: &Path| path.file_name().map_or_else(|| path.to_owned(), PathBuf::from);
@@ -82,7 +82,7 @@ impl Manifest {
     }
 }
 
-/// The name of a source, an adapter or a text without the folders that it lies in. Names of the hub stay whole.
+/// Returns the name of a source, adapter or text without its folders. Hub names are kept whole.
 pub fn without_folders(name: &str) -> &str {
     match name.starts_with("hf:") {
         true => name,
@@ -90,9 +90,9 @@ pub fn without_folders(name: &str) -> &str {
     }
 }
 
-/// The text of a file that isn't larger than a manifest can be: devices have no end.
+/// Reads a text file of at most the size of a manifest; devices are endless.
 fn read(path: &Path) -> std::io::Result<String> {
-    let bytes = anec_base::input::read(path, MOST_BYTES).map_err(|error| error.error)?;
+    let bytes = anec_base::input::read(path, MAX_BYTES).map_err(|error| error.error)?;
     String::from_utf8(bytes).map_err(|_| std::io::Error::new(std::io::ErrorKind::InvalidData, "it isn't UTF-8"))
 }
 
@@ -102,7 +102,7 @@ pub fn schema() -> Json {
 }
 
 fn parse<T: serde::de::DeserializeOwned>(text: &str, origin: &str) -> Result<T, ManifestError> {
-    let mut options = RenderOptions::new(&Words);
+    let mut options = RenderOptions::new(&PlainFormatter);
     options.source_name = Some(origin);
     serde_yaml::from_str(text).map_err(|e| ManifestError::Syntax {
         origin: origin.to_owned(),
@@ -111,7 +111,7 @@ fn parse<T: serde::de::DeserializeOwned>(text: &str, origin: &str) -> Result<T, 
     })
 }
 
-/// What the user may have meant by an unknown key or word.
+/// Returns the key or value that the user may have meant.
 fn suggestion(error: &serde_yaml::Error) -> Option<String> {
     match error.without_snippet() {
         serde_yaml::Error::SerdeUnknownField { field: given, expected, .. }
@@ -129,8 +129,8 @@ fn apply(tree: &mut Json, given: &str) -> Result<(), ManifestError> {
     let value: Json = parse::<Option<Json>>(value, &format!("--set {given}"))?.unwrap_or(Json::Null);
     let keys: Vec<&str> = path.trim().split('.').collect();
     let (last, parents) = keys.split_last().ok_or_else(wrong)?;
-    // no key of a manifest lies this deep, and trees are taken apart recursively
-    if keys.iter().any(|key| key.is_empty()) || keys.len() > DEEPEST {
+    // no valid path is this long, and trees are dropped recursively
+    if keys.iter().any(|key| key.is_empty()) || keys.len() > MAX_DEPTH {
         return Err(wrong());
     }
     let mut node = tree;
@@ -144,7 +144,7 @@ fn apply(tree: &mut Json, given: &str) -> Result<(), ManifestError> {
     Ok(())
 }
 
-/// The node as an object; what else it was is replaced.
+/// Returns the node as an object, replacing any other value.
 fn object(node: &mut Json) -> &mut serde_json::Map<String, Json> {
     if !node.is_object() {
         *node = Json::Object(Default::default());
@@ -155,19 +155,19 @@ fn object(node: &mut Json) -> &mut serde_json::Map<String, Json> {
     }
 }
 
-/// The tree as a manifest. A mistake in it is the override's, because the text was a manifest before it.
+/// Parses the tree as a manifest. Errors are due to the override, because the text was valid before it.
 fn typed(tree: &Json, given: &str) -> Result<Manifest, ManifestError> {
     let text = serde_yaml::to_string(tree).unwrap_or_default();
     serde_yaml::from_str(&text).map_err(|e| ManifestError::Syntax {
         origin: format!("--set {given}"),
-        // the line and column would be those of a text that the user never saw
-        message: plain(&e),
+        // line and column would refer to text that the user never saw
+        message: without_location(&e),
         suggestion: suggestion(&e),
     })
 }
 
-/// An error's message without location or snippet.
-fn plain(error: &serde_yaml::Error) -> String {
+/// Message of an error without location or snippet.
+fn without_location(error: &serde_yaml::Error) -> String {
     let list = |names: &[&str]| names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     match error.without_snippet() {
         serde_yaml::Error::SerdeUnknownField { field, expected, .. } => {
@@ -180,15 +180,15 @@ fn plain(error: &serde_yaml::Error) -> String {
         | serde_yaml::Error::SerdeInvalidValue { unexpected, expected, .. } => {
             format!("found {unexpected}, expected {expected}")
         }
-        other => Words.format_message(other).into_owned(),
+        other => PlainFormatter.format_message(other).into_owned(),
     }
 }
 
-/// The parser's messages for those who write manifests and not programs.
-struct Words;
+/// Formatter of parser errors, in YAML's words instead of Rust's.
+struct PlainFormatter;
 
-/// What the parser says, and what is said instead.
-const WORDS: [(&str, &str); 10] = [
+/// Phrases of the parser and their replacements.
+const MESSAGES: [(&str, &str); 10] = [
     ("invalid u64", "expected a whole number that isn't negative"),
     ("invalid usize", "expected a whole number that isn't negative"),
     ("invalid u32", "expected a whole number that isn't negative"),
@@ -201,7 +201,7 @@ const WORDS: [(&str, &str); 10] = [
     ("expected sequence start", "expected a list, as in [1, 64]"),
 ];
 
-impl MessageFormatter for Words {
+impl MessageFormatter for PlainFormatter {
     fn format_message<'a>(&self, error: &'a serde_yaml::Error) -> Cow<'a, str> {
         match error.without_snippet() {
             serde_yaml::Error::Budget { .. } => "it is too large for a manifest, or nested too deep".into(),
@@ -210,7 +210,7 @@ impl MessageFormatter for Words {
             serde_yaml::Error::DuplicateMappingKey { key: None, .. } => "a key is there twice".into(),
             _ => {
                 let text = UserMessageFormatter.format_message(error);
-                match WORDS.iter().find(|(technical, _)| text.contains(technical)) {
+                match MESSAGES.iter().find(|(technical, _)| text.contains(technical)) {
                     Some((technical, plain)) => text.replace(technical, plain).into(),
                     None => text,
                 }
@@ -354,7 +354,7 @@ quant:
     }
 
     #[test]
-    fn mistakes_are_told_without_the_words_of_programs() {
+    fn messages_use_the_words_of_yaml() {
         for (text, sets, said) in [
             ("context: 64\ncontext: 65", &[][..], "`context` is there twice"),
             ("lengths: { fixed: [1, -4] }", &[], "whole number"),
@@ -377,13 +377,13 @@ quant:
     }
 
     #[test]
-    fn an_override_of_any_depth_is_an_error_and_no_crash() {
+    fn overrides_of_any_depth_are_errors() {
         let deep = format!("{}b=1", "a.".repeat(20_000));
         assert!(matches!(read("", &[&deep]).unwrap_err(), ManifestError::Override { .. }));
     }
 
     #[test]
-    fn a_file_without_end_is_no_manifest() {
+    fn endless_files_are_refused() {
         if Path::new("/dev/zero").exists() {
             assert!(matches!(Manifest::open("/dev/zero", &[]).unwrap_err(), ManifestError::Unreadable { .. }));
         }
@@ -403,7 +403,7 @@ quant:
     }
 
     #[test]
-    fn what_is_neither_a_file_nor_built_in_gets_a_suggestion() {
+    fn unknown_names_get_a_suggestion() {
         let error = Manifest::open("phi4-mino", &[]).unwrap_err();
         assert_eq!(error.help().as_deref(), Some("did you mean `phi4-mini`?"));
         let error = Manifest::open("/nowhere/at/all.yaml", &[]).unwrap_err();

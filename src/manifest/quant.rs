@@ -1,4 +1,4 @@
-//! Which weights are quantized, and how.
+//! Weight quantization.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What a weight does in the model; decides how it may be quantized.
+/// Role of a weight in the model; decides how it may be quantized.
 #[derive(
     Clone,
     Copy,
@@ -35,7 +35,7 @@ pub enum Role {
     MlpDown,
     /// Projections of experts.
     Expert,
-    /// The LM head.
+    /// LM head.
     LmHead,
     /// Expert routers; never quantized.
     Router,
@@ -45,16 +45,16 @@ pub enum Role {
     Bias,
     /// Tables and other small tensors; never quantized.
     Table,
-    /// The token embedding, which the host reads; never quantized.
+    /// Token embedding, which the host reads; never quantized.
     Embedding,
 }
 
 impl Role {
-    /// The roles of projections.
+    /// Roles of projections.
     pub const PROJECTIONS: [Role; 6] =
         [Role::AttentionQkv, Role::AttentionOutput, Role::MlpUp, Role::MlpDown, Role::Expert, Role::LmHead];
 
-    /// Whether weights of this role are projections, which alone may be quantized.
+    /// Whether weights of this role are projections, the only ones that may be quantized.
     pub fn is_projection(self) -> bool {
         Role::PROJECTIONS.contains(&self)
     }
@@ -66,45 +66,45 @@ impl Role {
 pub struct Quant {
     /// Number format of projection weights.
     pub weights: WeightFormat,
-    /// How many weights share one scale, or one palette.
+    /// Number of weights that share a scale or a palette.
     pub granularity: Granularity,
-    /// Rows are divided by a scale of their own before a palette is made for them; the product is multiplied by it.
+    /// Whether rows are divided by their own scale before their palette is computed; the product is multiplied by it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub row_scale: bool,
-    /// The op that int8 weights are expanded by.
+    /// Op that dequantizes int8 weights.
     #[serde(skip_serializing_if = "Int8Op::is_default")]
     pub op: Int8Op,
     /// How the codes of quantized weights are chosen.
     #[serde(skip_serializing_if = "Feedback::is_default")]
     pub feedback: Feedback,
-    /// What happens to weights beyond fp16's largest number.
+    /// Treatment of weights above fp16's largest number.
     #[serde(skip_serializing_if = "Overflow::is_default")]
     pub overflow: Overflow,
-    /// What differs for single roles.
+    /// Exceptions by role.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub overrides: BTreeMap<Role, QuantOverride>,
-    /// What differs for roles of single layers; of several entries for a layer the last counts.
+    /// Exceptions by role for ranges of layers; the last matching entry applies.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<QuantLayers>,
-    /// A budget: the formats of all roles and layers that `overrides` and `layers` don't name are chosen by what the model
-    /// loses by each, and those above don't count.
+    /// Budget under which formats are chosen for all roles and layers that `overrides` and `layers` don't name.
+    /// Replaces the formats above.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plan: Option<QuantPlan>,
 }
 
 impl Quant {
-    /// Whether codes are chosen by a calibration text.
+    /// Whether codes are chosen with a calibration text.
     pub fn is_calibrated(&self) -> bool {
         self.feedback == Feedback::Gptq && self.formats().any(|format| format.weights != WeightFormat::None)
     }
 
-    /// The formats that there are: of every role, and of those that differ in single layers.
+    /// All formats in use: of every role, and of those that differ in single layers.
     pub fn formats(&self) -> impl Iterator<Item = NumberFormat> {
         let own = self.layers.iter().flat_map(|own| own.overrides.keys().map(|role| (*role, Some(own.range[0]))));
         Role::PROJECTIONS.into_iter().map(|role| (role, None)).chain(own).map(|(role, layer)| self.of(role, layer))
     }
 
-    /// The number format of a role's weights: in a layer, or where no layer differs.
+    /// Number format of a role's weights in a layer, or in layers without exceptions if `None`.
     pub fn of(&self, role: Role, layer: Option<usize>) -> NumberFormat {
         if !role.is_projection() {
             return NumberFormat::FP16;
@@ -133,8 +133,8 @@ pub enum Feedback {
     /// Each weight is rounded to the nearest number.
     #[default]
     None,
-    /// The error of each weight is made up for in those of the same row that are yet to be rounded (GPTQ): the products
-    /// with the inputs that a calibration text brings are what has to be right.
+    /// The error of each weight is compensated in the remaining weights of its row (GPTQ), which minimizes the error of
+    /// the products with the calibration text's inputs.
     Gptq,
 }
 
@@ -144,26 +144,26 @@ impl Feedback {
     }
 }
 
-/// What differs for one role.
+/// Exceptions for one role.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct QuantOverride {
     /// Number format.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weights: Option<WeightFormat>,
-    /// How many weights share one scale, or one palette.
+    /// Number of weights that share a scale or a palette.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub granularity: Option<Granularity>,
     /// Whether rows have a scale beside their palette.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub row_scale: Option<bool>,
-    /// The op that int8 weights are expanded by.
+    /// Op that dequantizes int8 weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub op: Option<Int8Op>,
 }
 
 impl QuantOverride {
-    /// What this says, and where it says nothing what another does.
+    /// Fills missing values from `other`.
     fn or(self, other: QuantOverride) -> QuantOverride {
         QuantOverride {
             weights: self.weights.or(other.weights),
@@ -174,43 +174,43 @@ impl QuantOverride {
     }
 }
 
-/// What differs for roles of some layers.
+/// Exceptions for roles of some layers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct QuantLayers {
-    /// The first layer, and the one behind the last.
+    /// First layer, and one past the last.
     pub range: [usize; 2],
-    /// What differs, by role.
+    /// Exceptions by role.
     pub overrides: BTreeMap<Role, QuantOverride>,
 }
 
-/// A budget that number formats are chosen under.
+/// Budget under which number formats are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum QuantPlan {
-    /// Bits for each weight of a projection, at most, scales and palettes among them.
+    /// Maximum bits per projection weight, scales and palettes included.
     Bits(f64),
-    /// Megabytes of all packages' weights, at most; the host's embedding is none of them.
+    /// Maximum megabytes of all packages' weights, without the host's embedding.
     MaxMb(f64),
-    /// Divergence from the model as it is not quantized, at most: nats, as a sum of what each role and layer loses alone.
+    /// Maximum KL divergence from the unquantized model in nats, estimated as the sum of each role's and layer's own.
     Kl(f64),
 }
 
-/// How weights of one role are held.
+/// Storage format of a role's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NumberFormat {
     /// Number format.
     pub weights: WeightFormat,
-    /// How many weights share one scale, or one palette.
+    /// Number of weights that share a scale or a palette.
     pub granularity: Granularity,
     /// Whether rows have a scale beside their palette.
     pub row_scale: bool,
-    /// The op that int8 weights are expanded by.
+    /// Op that dequantizes int8 weights.
     pub op: Int8Op,
 }
 
 impl NumberFormat {
-    /// Not quantized.
+    /// Unquantized.
     pub const FP16: NumberFormat = NumberFormat {
         weights: WeightFormat::None,
         granularity: Granularity::PerTensor,
@@ -218,7 +218,7 @@ impl NumberFormat {
         op: Int8Op::Auto,
     };
 
-    /// What can't be held so and what to do, if it can't.
+    /// Key, problem and remedy if the combination can't be stored.
     pub(crate) fn problem(&self) -> Option<(&'static str, String, &'static str)> {
         let weights = self.weights;
         let palette = weights.palette_bits().is_some();
@@ -262,14 +262,14 @@ impl fmt::Display for NumberFormat {
     }
 }
 
-/// What happens to weights beyond fp16's largest number, 65504.
+/// Treatment of weights above fp16's largest number, 65504.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Overflow {
-    /// The conversion fails and names the weight.
+    /// Fails the conversion and names the weight.
     #[default]
     Error,
-    /// They are held at 65504, and the report counts them.
+    /// Clamps them to 65504; the report counts them.
     Saturate,
 }
 
@@ -302,19 +302,19 @@ pub enum WeightFormat {
     Int8,
     /// 4-bit integers, symmetric around zero.
     Int4,
-    /// Indices of 8 bits into a palette of 256 numbers.
+    /// 8-bit indices into a palette of 256 numbers.
     Palette8,
-    /// Indices of 6 bits into a palette of 64 numbers.
+    /// 6-bit indices into a palette of 64 numbers.
     Palette6,
-    /// Indices of 4 bits into a palette of 16 numbers.
+    /// 4-bit indices into a palette of 16 numbers.
     Palette4,
-    /// Indices of 3 bits into a palette of 8 numbers.
+    /// 3-bit indices into a palette of 8 numbers.
     Palette3,
-    /// Indices of 2 bits into a palette of 4 numbers.
+    /// 2-bit indices into a palette of 4 numbers.
     Palette2,
-    /// Indices of 1 bit into a palette of 2 numbers.
+    /// 1-bit indices into a palette of 2 numbers.
     Palette1,
-    /// Not quantized: fp16.
+    /// Unquantized fp16.
     None,
 }
 
@@ -329,7 +329,7 @@ impl WeightFormat {
         }
     }
 
-    /// Bits of an index, if elements are indices into palettes.
+    /// Bits of a palette index; `None` for other formats.
     pub fn palette_bits(self) -> Option<u32> {
         match self {
             WeightFormat::Palette8 => Some(8),
@@ -343,19 +343,20 @@ impl WeightFormat {
     }
 }
 
-/// How many weights share one scale, or one palette.
+/// Number of weights that share a scale or a palette.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Granularity {
-    /// The whole tensor.
+    /// Whole tensor.
     #[default]
     PerTensor,
     /// One output channel.
     PerChannel,
-    /// So many output channels share a palette: of a tensor whose channels this doesn't divide, the largest number below
-    /// that does.
+    /// Number of output channels that share a palette. If it doesn't divide the number of channels, the next smaller
+    /// divisor is used.
     Group(u64),
-    /// So many input channels of one output channel share a scale, likewise.
+    /// Number of input channels of one output channel that share a scale. If it doesn't divide the number of channels,
+    /// the next smaller divisor is used.
     Block(u64),
 }
 
@@ -370,14 +371,14 @@ impl fmt::Display for Granularity {
     }
 }
 
-/// The op that int8 weights are expanded by.
+/// Op that dequantizes int8 weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Int8Op {
-    /// anec's choice; `blockwise` at present.
+    /// Chosen by anec: `blockwise` at present.
     #[default]
     Auto,
-    /// `constexpr_affine_dequantize`, which is older and known by more chips.
+    /// `constexpr_affine_dequantize`, which is older and supported by more chips.
     Affine,
     /// `constexpr_blockwise_shift_scale`.
     Blockwise,

@@ -1,4 +1,4 @@
-//! How much goes where: contexts, tokens of a call, layers of a package, pieces of the LM head.
+//! Sizes: contexts, tokens per call, layers per package, pieces of the LM head.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "expected a number of tokens, or a list of numbers: 2048, [512, 2048]")]
 pub enum Contexts {
-    /// One.
+    /// One context length.
     One(u64),
-    /// One function for each.
+    /// Several context lengths, with one function for each.
     Several(Vec<u64>),
 }
 
@@ -30,9 +30,9 @@ impl Contexts {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Lengths {
-    /// Every number from the first to the second in one function with a flexible dimension (RangeDim).
+    /// Every number from the first to the second, in one function with a flexible dimension (RangeDim).
     Range([u64; 2]),
-    /// One function for each number, weights shared.
+    /// One function for each number, with shared weights.
     Fixed(Vec<u64>),
 }
 
@@ -43,7 +43,7 @@ impl Default for Lengths {
 }
 
 impl Lengths {
-    /// The largest number of tokens of one call.
+    /// Largest number of tokens of one call.
     pub fn largest(&self) -> u64 {
         match self {
             Lengths::Range([_, upper]) => *upper,
@@ -56,16 +56,16 @@ impl Lengths {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Shards {
-    /// Most weight bytes of one package, in units of 1,000,000 bytes.
+    /// Maximum weight bytes of a package, in units of 1,000,000 bytes.
     pub max_mb: f64,
-    /// Explicit layer ranges `[first, end)` instead; they must tile the model.
+    /// Explicit layer ranges `[first, end)`, instead of `max_mb`; they must tile the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<Vec<[usize; 2]>>,
-    /// Most experts of one package, where `experts` puts them in packages of their own. What is added up over experts has
-    /// as many channels as theirs together.
+    /// Maximum number of experts per package, where `experts` puts them in separate packages. The sum over a package's
+    /// experts has the channels of all of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_experts: Option<u64>,
-    /// Whether each layer is divided once more, into a package of its attention and one of its feed-forward network.
+    /// Whether each layer is divided into a package of its attention and one of its feed-forward network.
     #[serde(skip_serializing_if = "LayerDivision::is_none")]
     pub divide: LayerDivision,
 }
@@ -75,16 +75,16 @@ pub struct Shards {
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum LayerDivision {
-    /// None: a layer is in one package.
+    /// A layer is in one package.
     #[default]
     None,
-    /// A package of its mixer of tokens (attention, or what a family has in its place) and one of its feed-forward
-    /// network, for each layer. A layer whose experts are in packages of their own has no other.
+    /// Two packages per layer: one of the token mixer (attention or its equivalent), one of the feed-forward network. A
+    /// layer whose experts are in separate packages has no feed-forward package.
     AttentionMlp,
 }
 
 impl LayerDivision {
-    /// Whether layers are in one package.
+    /// Whether this is [`LayerDivision::None`].
     pub fn is_none(&self) -> bool {
         *self == LayerDivision::None
     }
@@ -96,13 +96,13 @@ impl Default for Shards {
     }
 }
 
-/// The LM head.
+/// LM head.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LmHead {
     /// Number of pieces.
     pub split: HeadSplit,
-    /// Adds the index of the largest logit of each piece as a second output.
+    /// Whether each piece has the index of its largest logit as a second output.
     pub argmax: bool,
 }
 
@@ -110,10 +110,10 @@ pub struct LmHead {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", expecting = "expected `auto` or a number of pieces")]
 pub enum HeadSplit {
-    /// As many as keep each under the shard limit.
+    /// Fewest pieces that keep each under the shard limit.
     #[default]
     Auto,
-    /// This many; the last may be smaller.
+    /// Given number of pieces; the last may be smaller.
     #[serde(untagged)]
     Pieces(u64),
 }

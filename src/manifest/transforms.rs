@@ -1,20 +1,20 @@
-//! What is done to weights before they are quantized. None of it changes what the model computes.
+//! Weight transforms that keep the model's function.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Transforms of the weights that keep the function: what the model computes stays the same, its weights lie closer
-/// together.
+/// Transforms applied to the weights before quantization. They keep the model's function and reduce the range of the
+/// weights.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Transforms {
-    /// The family's recipe, where a projection is quantized with one scale for the whole tensor, or codes are chosen by
-    /// error feedback and the family can be rotated; else none.
+    /// The family's recipe if a projection has one scale for the whole tensor, or if codes are chosen by error feedback
+    /// and the family can be rotated; otherwise none.
     #[default]
     Auto,
-    /// None.
+    /// No transforms.
     None,
-    /// These, as far as the family permits them; always in the order fold, rotate, gains, equalize.
+    /// Given transforms, as far as the family permits them; always in the order fold, rotate, gains, equalize.
     #[serde(untagged)]
     List(Vec<Transform>),
 }
@@ -25,26 +25,26 @@ impl Transforms {
     }
 }
 
-/// A transform of the weights.
+/// Weight transform.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Transform {
-    /// Gains of norms move into the projections that read them.
+    /// Moves norm gains into the projections that read them.
     Fold,
-    /// The residual stream is rotated, with the options' defaults. Gains are folded first.
+    /// Rotates the residual stream with default options. Gains are folded first.
     Rotate,
-    /// Gains are shared anew between a norm and the columns of the projections that read it.
+    /// Redistributes gains between a norm and the columns of the projections that read it.
     Gains,
-    /// Channels between two projections get other units: up and down, value and output, query and key; and rows in front
-    /// of depthwise convolutions.
+    /// Rescales channels between two projections (up and down, value and output, query and key) and rows in front of
+    /// depthwise convolutions.
     Equalize,
-    /// The residual stream is rotated, with options.
+    /// Rotates the residual stream with options.
     #[serde(untagged)]
     RotateBy(RotateBy),
 }
 
 impl Transform {
-    /// The options of a rotation, if this is one.
+    /// Options of a rotation; `None` for other transforms.
     pub fn rotation(self) -> Option<RotationOptions> {
         match self {
             Transform::Rotate => Some(RotationOptions::default()),
@@ -53,7 +53,7 @@ impl Transform {
         }
     }
 
-    /// What manifests call it.
+    /// Name in manifests.
     pub fn name(self) -> &'static str {
         match self {
             Transform::Fold => "fold",
@@ -64,21 +64,21 @@ impl Transform {
     }
 }
 
-/// A rotation with its options.
+/// Rotation with its options.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RotateBy {
-    /// The options.
+    /// Options of the rotation.
     pub rotate: RotationOptions,
 }
 
-/// The orthogonal matrix by which the residual stream is rotated.
+/// Orthogonal matrix that rotates the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RotationOptions {
-    /// What its random numbers come from.
+    /// Seed of the random matrix.
     pub seed: u64,
-    /// It is turned further, in blocks of channels, so that the largest weights become smaller.
+    /// Whether the matrix is refined, in blocks of channels, to make the largest weights smaller.
     pub learned: bool,
 }
 

@@ -1,5 +1,5 @@
-//! A double of Core ML: it runs packages on the CPU executor, with arrays of Core ML's element types, padded rows and
-//! states that belong to one package, and it plans what a test tells it to.
+//! Double of Core ML: runs packages on the CPU executor, with Core ML's element types, padded rows and states that
+//! belong to one package. A test decides the compute plan.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use anec_exec::{ExecOptions, Executable, Precision, State, Tensor, TensorData, W
 use anec_manifest::Manifest;
 use anec_mil::{Block, Function, Op};
 
-/// Converts the demo's model into a folder, with changes of its manifest (`key=value`).
+/// Converts the demo model into a folder, with changes to its manifest (`key=value`).
 pub fn convert_demo(out: &Path, changes: &[&str]) {
     let (file, source) = (crate::root().join("manifests/demo.yaml"), crate::root().join("demo/model"));
     let source = format!("source={}", source.display());
@@ -23,7 +23,7 @@ pub fn convert_demo(out: &Path, changes: &[&str]) {
     convert_into(out, |changes| Manifest::open(file.to_str().unwrap(), changes).unwrap(), &changes);
 }
 
-/// Converts a small model of a family into a folder, with keys of a manifest (`key=value`).
+/// Converts a small model of a family into a folder, with manifest keys (`key=value`).
 pub fn convert_family(case: &str, out: &Path, keys: &[&str]) {
     let source = format!("source={}/tests/fixtures/families/{case}", crate::root().display());
     let keys = [&[source.as_str(), "name=small"], keys].concat();
@@ -37,15 +37,14 @@ fn convert_into(out: &Path, manifest: impl Fn(&[String]) -> Manifest, changes: &
     convert(&ConvertOptions { manifest, out, force: false, compile: false, progress, check_tokenizer: None }).unwrap();
 }
 
-/// The double.
 pub struct DoubleEngine {
-    /// Operators that don't prefer the Neural Engine, with the device that they prefer.
+    /// Operators that prefer another device than the Neural Engine.
     pub elsewhere: BTreeMap<&'static str, Device>,
-    /// A package that it refuses to compile.
+    /// Package whose compilation fails.
     pub refuses: Option<&'static str>,
-    /// Everything that was done, in order.
+    /// All actions, in order.
     pub log: Arc<Mutex<Vec<String>>>,
-    meeting: Arc<Mutex<Option<Arc<Meeting>>>>,
+    meeting: Arc<Mutex<Option<Arc<CallBarrier>>>>,
     weights: WeightCache,
 }
 
@@ -66,13 +65,13 @@ impl DoubleEngine {
         }
     }
 
-    /// From now on, calls of functions without states wait until `count` of them are under way.
-    pub fn meet(&self, count: usize) {
-        let meeting = Meeting { count, came: Mutex::default(), changed: Condvar::new() };
+    /// From now on, calls of functions without states block until `count` of them are in progress.
+    pub fn require_concurrent_calls(&self, count: usize) {
+        let meeting = CallBarrier { count, came: Mutex::default(), changed: Condvar::new() };
         *self.meeting.lock().unwrap() = Some(Arc::new(meeting));
     }
 
-    /// What was done since the last time.
+    /// Returns the actions since the last call.
     pub fn take_log(&self) -> Vec<String> {
         std::mem::take(&mut *self.log.lock().unwrap())
     }
@@ -101,14 +100,14 @@ impl DoubleEngine {
     }
 }
 
-/// Where calls wait for each other.
-struct Meeting {
+/// Barrier for concurrent calls.
+struct CallBarrier {
     count: usize,
     came: Mutex<usize>,
     changed: Condvar,
 }
 
-impl Meeting {
+impl CallBarrier {
     fn join(&self) {
         let mut came = self.came.lock().unwrap();
         *came += 1;
@@ -116,11 +115,11 @@ impl Meeting {
         self.changed.notify_all();
         let patience = Duration::from_secs(60);
         let (came, _) = self.changed.wait_timeout_while(came, patience, |came| *came < all).unwrap();
-        assert!(*came >= all, "a call waited in vain for others");
+        assert!(*came >= all, "timed out waiting for other calls");
     }
 }
 
-/// Where a "compiled" model of the double has its package.
+/// Name of the package inside a "compiled" model of the double.
 const PACKAGE: &str = "model.mlpackage";
 
 fn refused(path: &Path, problem: impl ToString) -> CoreMlError {
@@ -159,7 +158,7 @@ impl Engine for DoubleEngine {
 
     fn plan(&self, model: &Path, _: ComputeUnits) -> Result<Vec<Operation>, CoreMlError> {
         let program = anec_package::open(&model.join(PACKAGE)).map_err(|e| refused(model, e))?.program;
-        // as Core ML: for the default function and its default shape
+        // like Core ML: for the default function and its default shape
         let function = program.function(&program.default_function).unwrap();
         assert_eq!((function.name.as_str(), program.functions.len()), ("main", 1));
         let defaults: Vec<u64> = function.lengths.values().map(|lengths| lengths.default_size()).collect();
@@ -188,9 +187,9 @@ pub struct DoubleFunction {
     executable: Executable,
     states: Vec<String>,
     path: PathBuf,
-    /// There as long as the function is in memory; the devices that it was loaded for.
+    /// Alive as long as the function is loaded; the devices that it was loaded for.
     load: Arc<ComputeUnits>,
-    meeting: Arc<Mutex<Option<Arc<Meeting>>>>,
+    meeting: Arc<Mutex<Option<Arc<CallBarrier>>>>,
 }
 
 /// States, with the model that they were made for and the load that made them.
@@ -205,12 +204,12 @@ impl DoubleFunction {
         DoubleState { state: Mutex::new(state), path: self.path.clone(), load: Arc::downgrade(&self.load) }
     }
 
-    /// States of one package aren't given to another, nor to functions loaded for other devices, nor used when the function
-    /// that made them is no longer there: nobody has said what Core ML does then.
+    /// Asserts that states are used only with their package, with functions loaded for the same devices, and while the
+    /// function that made them is loaded: other uses are undefined in Core ML.
     fn assert_own(&self, state: &DoubleState) {
-        assert_eq!(state.path, self.path, "states of one package are given to another");
-        let load = state.load.upgrade().expect("the function that made the states has been let go");
-        assert_eq!(load, self.load, "states are given to a function for other devices");
+        assert_eq!(state.path, self.path, "states were passed to another package");
+        let load = state.load.upgrade().expect("the function that made the states has been dropped");
+        assert_eq!(load, self.load, "states were passed to a function for other devices");
     }
 }
 
@@ -313,7 +312,7 @@ fn tensor(shape: Vec<usize>, values: OwnedValues) -> Tensor {
     }
 }
 
-/// The elements, out of memory whose last axis is padded as the Neural Engine does it.
+/// Copies elements from memory whose last axis is padded as on the Neural Engine.
 fn padded(array: &StridedArray, data: &TensorData) -> Result<OwnedValues, String> {
     const PADDED: usize = 32;
     let mut wide = array.clone();

@@ -1,5 +1,5 @@
-//! A hub on this machine that speaks the Hugging Face hub's HTTP API as far as models need it: listing, files with
-//! ranges and redirects, commits, Git LFS in one piece and in parts. Everything is in memory.
+//! Local hub that speaks the Hugging Face hub's HTTP API as far as models need it: listings, files with ranges and
+//! redirects, commits, Git LFS in one piece and in parts. Keeps everything in memory.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,33 +15,32 @@ use sha2::{Digest, Sha256};
 /// Files of a commit, by path.
 type Tree = BTreeMap<String, Vec<u8>>;
 
-/// What the double does beside what a good hub does.
+/// Behaviour of the double, faults included.
 #[derive(Clone, Debug, Default)]
-pub struct Habits {
-    /// The token without which nothing is written.
+pub struct HubBehavior {
+    /// Token required for writing.
     pub token: Option<String>,
-    /// LFS takes files in parts of so many bytes.
+    /// Size of LFS parts in bytes.
     pub part: Option<u64>,
-    /// Every first answer with a file's content breaks off after so many bytes.
+    /// Number of bytes after which every first answer with a file's content breaks off.
     pub cut: Option<usize>,
-    /// Content is given whole, whatever range was asked for.
+    /// Ignores ranges: answers with the whole content.
     pub ignores_ranges: bool,
-    /// The first byte of all content is another.
+    /// Corrupts the first byte of all content.
     pub damages: bool,
 }
 
 #[derive(Default)]
 struct State {
-    habits: Habits,
-    /// `owner/name` to its commits, the newest last.
+    behavior: HubBehavior,
+    /// Commits by `owner/name`, the newest last.
     repositories: BTreeMap<String, Vec<Tree>>,
     lfs: BTreeMap<String, Vec<u8>>,
     parts: BTreeMap<String, BTreeMap<u64, Vec<u8>>>,
-    given: Vec<String>,
+    requested: Vec<String>,
     log: Vec<String>,
 }
 
-/// The double.
 #[derive(Clone)]
 pub struct FakeHub {
     endpoint: String,
@@ -49,11 +48,11 @@ pub struct FakeHub {
 }
 
 impl FakeHub {
-    /// A hub with these habits that has nothing yet. Its thread ends with the process.
-    pub fn start(habits: Habits) -> Self {
+    /// Starts an empty hub. Its thread ends with the process.
+    pub fn start(behavior: HubBehavior) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
-        let hub = FakeHub { endpoint, state: Arc::new(Mutex::new(State { habits, ..State::default() })) };
+        let hub = FakeHub { endpoint, state: Arc::new(Mutex::new(State { behavior, ..State::default() })) };
         let answering = hub.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -64,7 +63,7 @@ impl FakeHub {
         hub
     }
 
-    /// Its address.
+    /// URL of the hub.
     pub fn endpoint(&self) -> &str {
         &self.endpoint
     }
@@ -78,29 +77,29 @@ impl FakeHub {
         commits.push(tree);
     }
 
-    /// The newest files of a repository.
+    /// Files of a repository's newest commit.
     pub fn files(&self, repository: &str) -> Tree {
         self.lock().repositories.get(repository).and_then(|commits| commits.last()).cloned().unwrap_or_default()
     }
 
-    /// How many commits a repository has.
+    /// Number of commits of a repository.
     pub fn commits(&self, repository: &str) -> usize {
         self.lock().repositories.get(repository).map_or(0, Vec::len)
     }
 
-    /// Paths of files whose content was asked for since the last time.
-    pub fn given(&self) -> Vec<String> {
-        std::mem::take(&mut self.lock().given)
+    /// Paths of files whose content was requested since the last call.
+    pub fn requested_files(&self) -> Vec<String> {
+        std::mem::take(&mut self.lock().requested)
     }
 
-    /// Requests since the last time: method and path.
+    /// Requests since the last call: method and path.
     pub fn log(&self) -> Vec<String> {
         std::mem::take(&mut self.lock().log)
     }
 
-    /// Changes what it does.
-    pub fn habits(&self, change: impl FnOnce(&mut Habits)) {
-        change(&mut self.lock().habits);
+    /// Changes the behaviour.
+    pub fn change_behavior(&self, change: impl FnOnce(&mut HubBehavior)) {
+        change(&mut self.lock().behavior);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -117,9 +116,9 @@ impl FakeHub {
         self.lock().log.push(format!("{} {}", request.method, request.path));
         let path = request.path.split('?').next().unwrap_or_default().trim_start_matches('/').to_owned();
         let parts: Vec<&str> = path.split('/').collect();
-        let habits = self.lock().habits.clone();
+        let behavior = self.lock().behavior.clone();
         let bearer = request.header("authorization").and_then(|value| value.strip_prefix("Bearer "));
-        let may_write = habits.token.as_deref().is_none_or(|token| bearer == Some(token));
+        let may_write = behavior.token.as_deref().is_none_or(|token| bearer == Some(token));
         match (request.method.as_str(), &parts[..]) {
             ("GET", ["api", "models", owner, name, "revision", revision]) => {
                 self.info(&format!("{owner}/{name}"), revision).unwrap_or_else(Reply::absent)
@@ -131,7 +130,7 @@ impl FakeHub {
                 let (repository, file) = (format!("{owner}/{name}"), decoded(&file.join("/")));
                 self.resolve(request, &repository, revision, &file).unwrap_or_else(Reply::absent)
             }
-            // the hub's token is none of its business
+            // the token must not reach the content host
             (_, ["cdn", ..]) if bearer.is_some() => Reply::json(400, json!({"error": "a token came along"})),
             ("GET" | "HEAD", ["cdn", oid]) => self.cdn(request, oid).unwrap_or_else(Reply::absent),
             ("PUT", ["lfs", oid]) => self.put(oid, None, &request.body),
@@ -151,7 +150,7 @@ impl FakeHub {
             ("POST", ["api", "models", owner, name, "preupload", _]) => {
                 self.preupload(&format!("{owner}/{name}"), &request.json())
             }
-            ("POST", [_, _, "info", "lfs", "objects", "batch"]) => self.batch(&request.json(), &habits),
+            ("POST", [_, _, "info", "lfs", "objects", "batch"]) => self.batch(&request.json(), &behavior),
             ("POST", ["lfs", oid, "complete"]) => self.complete(oid, &request.json()),
             ("POST", ["lfs", oid, "verify"]) => {
                 let body = request.json();
@@ -181,7 +180,7 @@ impl FakeHub {
         Some(Reply::json(200, json!({"id": repository, "modelId": repository, "sha": sha, "siblings": siblings})))
     }
 
-    /// The files of a commit as the hub's own client asks for them.
+    /// Files of a commit, in the form that the hub's own client requests.
     fn tree(&self, repository: &str, revision: &str) -> Option<Reply> {
         let state = self.lock();
         let (_, tree) = commit_of(repository, state.repositories.get(repository)?, revision)?;
@@ -199,13 +198,13 @@ impl FakeHub {
         let mut state = self.lock();
         let (sha, tree) = commit_of(repository, state.repositories.get(repository)?, revision)?;
         let content = tree.get(file)?.clone();
-        if !state.given.iter().any(|given| given == file) {
-            state.given.push(file.to_owned());
+        if !state.requested.iter().any(|requested| requested == file) {
+            state.requested.push(file.to_owned());
         }
         let common = vec![("x-repo-commit".to_owned(), sha)];
         if is_lfs(file, content.len()) {
             let oid = sha256(&content);
-            // files lie on another host, as the hub's do
+            // content is on another host, as on the real hub
             let host = self.endpoint.replace("127.0.0.1", "localhost");
             let (size, location) = (content.len().to_string(), format!("{host}/cdn/{oid}"));
             state.lfs.insert(oid.clone(), content);
@@ -227,11 +226,11 @@ impl FakeHub {
         Some(self.content(request, oid, &content, vec![("etag".into(), format!("\"{oid}\""))]))
     }
 
-    /// Content, or the range of it that was asked for.
+    /// Content, or the requested range of it.
     fn content(&self, request: &Request, name: &str, content: &[u8], mut headers: Vec<(String, String)>) -> Reply {
         let mut state = self.lock();
         let range = request.header("range").and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
-        let start = range.and_then(|(start, _)| start.parse().ok()).filter(|_| !state.habits.ignores_ranges);
+        let start = range.and_then(|(start, _)| start.parse().ok()).filter(|_| !state.behavior.ignores_ranges);
         let (status, start) = match start {
             Some(start) if start >= content.len() && !content.is_empty() => {
                 return Reply { status: 416, headers, ..Reply::absent() };
@@ -245,14 +244,14 @@ impl FakeHub {
             let last = (start + body.len()).saturating_sub(1);
             headers.push(("content-range".into(), format!("bytes {start}-{last}/{}", content.len())));
         }
-        if state.habits.damages
+        if state.behavior.damages
             && start == 0
             && let Some(first) = body.first_mut()
         {
             *first ^= 1;
         }
         let key = format!("cut {name}");
-        let cut = state.habits.cut.filter(|_| request.method == "GET" && !state.log.contains(&key));
+        let cut = state.behavior.cut.filter(|_| request.method == "GET" && !state.log.contains(&key));
         if cut.is_some() {
             state.log.push(key);
         }
@@ -273,7 +272,7 @@ impl FakeHub {
         Reply::json(200, json!({"files": files.collect::<Vec<_>>()}))
     }
 
-    fn batch(&self, body: &Json, habits: &Habits) -> Reply {
+    fn batch(&self, body: &Json, behavior: &HubBehavior) -> Reply {
         let state = self.lock();
         let objects = body["objects"].as_array().into_iter().flatten().map(|object| {
             let (oid, size) = (object["oid"].as_str().unwrap_or_default(), object["size"].as_u64().unwrap_or(0));
@@ -281,7 +280,7 @@ impl FakeHub {
                 return json!({"oid": oid, "size": size});
             }
             let at = format!("{}/lfs/{oid}", self.endpoint);
-            let upload = match habits.part {
+            let upload = match behavior.part {
                 None => json!({"href": at}),
                 Some(part) => {
                     let mut header = json!({"chunk_size": part.to_string()});
@@ -293,7 +292,7 @@ impl FakeHub {
             };
             json!({"oid": oid, "size": size, "actions": {"upload": upload, "verify": {"href": format!("{at}/verify")}}})
         });
-        let transfer = if habits.part.is_some() { "multipart" } else { "basic" };
+        let transfer = if behavior.part.is_some() { "multipart" } else { "basic" };
         Reply::json(200, json!({"transfer": transfer, "objects": objects.collect::<Vec<_>>()}))
     }
 
@@ -370,12 +369,12 @@ impl FakeHub {
     }
 }
 
-/// The name of a commit.
+/// Id of a commit.
 fn sha(repository: &str, index: usize) -> String {
     sha1_smol::Sha1::from(format!("{repository} {index}")).digest().to_string()
 }
 
-/// The commit that a revision names: `main` is the newest.
+/// Commit that a revision names; `main` is the newest.
 fn commit_of(repository: &str, commits: &[Tree], revision: &str) -> Option<(String, Tree)> {
     let names = (0..commits.len()).map(|index| sha(repository, index));
     let index = match revision {
@@ -385,7 +384,7 @@ fn commit_of(repository: &str, commits: &[Tree], revision: &str) -> Option<(Stri
     Some((sha(repository, index), commits[index].clone()))
 }
 
-/// Whether the hub keeps a file in LFS: by its extension or its size.
+/// Whether the hub stores a file in LFS, by its extension or size.
 fn is_lfs(path: &str, size: usize) -> bool {
     [".bin", ".gguf", ".mlmodel", ".onnx", ".safetensors"].iter().any(|end| path.ends_with(end)) || size > 10 << 20
 }
@@ -480,7 +479,7 @@ struct Reply {
     status: u16,
     headers: Vec<(String, String)>,
     body: Vec<u8>,
-    /// Breaks off after so many bytes of the body.
+    /// Number of body bytes after which the answer breaks off.
     cut: Option<usize>,
 }
 

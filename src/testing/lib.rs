@@ -1,4 +1,4 @@
-//! What the tests of anec's crates share: real models, the repository's fixtures, doubles of Core ML and of the hub.
+//! Shared test support: real models, fixtures of the repository, doubles of Core ML and of the hub.
 
 #![forbid(unsafe_code)]
 
@@ -9,13 +9,13 @@ pub mod hub;
 
 use std::path::{Path, PathBuf};
 
-/// The root of the repository, which holds `tests/fixtures`, `demo` and `manifests`.
+/// Root of the repository, which holds `tests/fixtures`, `demo` and `manifests`.
 pub fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
-/// A real model's file, out of the folder that tests/models.py fills: `ANEC_MODELS`, or `anec/models` in the user's cache
-/// folder. Says so loudly, past the test harness, where it isn't there.
+/// Path of a real model in the folder that tests/models.py fills: `ANEC_MODELS`, or `anec/models` in the user's cache
+/// folder. If the file is missing, reports that past the test harness and returns `None`.
 pub fn real_model(file: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("ANEC_MODELS").map(PathBuf::from).or_else(|| {
         let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));

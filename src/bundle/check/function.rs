@@ -1,9 +1,9 @@
-//! A function by itself: its ports are those of its stage, in the shapes that their roles say.
+//! Checks of single functions: ports fit the stage, and shapes fit the roles.
 
 use super::duplicate;
 use crate::{Bundle, FunctionEntry, Port, PortRole, Stage, StatePort, StateRole};
 
-/// What is wrong with a function.
+/// Returns all problems of a function.
 pub(super) fn problems(bundle: &Bundle, entry: &FunctionEntry) -> Vec<String> {
     let mut problems = Vec::new();
     let (least, most) = (entry.tokens.least(), entry.tokens.most());
@@ -31,7 +31,7 @@ pub(super) fn problems(bundle: &Bundle, entry: &FunctionEntry) -> Vec<String> {
         }
     }
     for port in ports() {
-        // a shape is right at all numbers of tokens if it is at the first and the last
+        // shapes are linear in the number of tokens: two points suffice
         let wrong = [least, most].into_iter().find(|tokens| !fits(bundle, entry, port, *tokens));
         problems.extend(wrong.map(|tokens| {
             format!("`{}` has shape {:?} in calls of {tokens} tokens, which its role contradicts", port.name, {
@@ -51,7 +51,7 @@ pub(super) fn problems(bundle: &Bundle, entry: &FunctionEntry) -> Vec<String> {
     problems
 }
 
-/// Its part is within the model.
+/// Checks that the function's part is within the model.
 fn part_problem(bundle: &Bundle, entry: &FunctionEntry) -> Option<String> {
     let layers = bundle.model.num_layers;
     let right = match entry.stage {
@@ -72,7 +72,7 @@ fn context_problem(bundle: &Bundle, entry: &FunctionEntry) -> Option<String> {
     (!right).then(|| format!("its context is {}, the model's are {:?}", entry.context, bundle.model.contexts))
 }
 
-/// Whether functions of a stage take such a port.
+/// Whether functions of a stage may have such an input.
 fn takes(stage: &Stage, role: &PortRole) -> bool {
     match role {
         PortRole::Hidden => true,
@@ -101,7 +101,7 @@ fn takes(stage: &Stage, role: &PortRole) -> bool {
     }
 }
 
-/// Whether functions of a stage give such a port.
+/// Whether functions of a stage may have such an output.
 fn gives(stage: &Stage, role: &PortRole) -> bool {
     match role {
         PortRole::Hidden => !matches!(stage, Stage::Head { .. }),
@@ -131,7 +131,7 @@ fn gives(stage: &Stage, role: &PortRole) -> bool {
     }
 }
 
-/// Whether a port has a shape of its role in calls of `t` tokens.
+/// Whether a port's shape fits its role in calls of `t` tokens.
 fn fits(bundle: &Bundle, entry: &FunctionEntry, port: &Port, t: u64) -> bool {
     let shape = port.shape_at(t);
     let columns = |channels: u64| shape == [1, channels, t, 1] || shape == [1, channels, 1, t];
@@ -144,7 +144,7 @@ fn fits(bundle: &Bundle, entry: &FunctionEntry, port: &Port, t: u64) -> bool {
             shape.get(1).filter(|channels| whole(channels)).is_some_and(|channels| columns(*channels))
         }
         PortRole::RouterState | PortRole::ExpertShares => shape.get(1).is_some_and(|channels| columns(*channels)),
-        // of the function's layers, each as wide as the others
+        // of the function's layers, all of the same width
         PortRole::PerLayerInput { first, end } => {
             entry.stage.layers() == (*first..*end)
                 && bundle.host.per_layer_embedding.is_some()
@@ -163,7 +163,7 @@ fn fits(bundle: &Bundle, entry: &FunctionEntry, port: &Port, t: u64) -> bool {
         PortRole::BandMask { .. } | PortRole::CallMask { .. } => shape == [1, 1, t, t],
         PortRole::Cache { .. } => matches!(shape[..], [1, _, s, _] if slots(s)) && shape == port.shape_at(0),
         PortRole::CacheRows { .. } => matches!(shape[..], [1, _, rows, _] if rows == t),
-        // so many halvings as it takes to tell all tokens apart
+        // as many levels as distinguish all tokens
         PortRole::TokenOrder => {
             matches!(shape[..], [1, planes, rows, columns]
                 if rows == t && columns == t && (1..=64).contains(&planes) && t <= 1 << (planes - 1))
@@ -178,7 +178,7 @@ fn fits(bundle: &Bundle, entry: &FunctionEntry, port: &Port, t: u64) -> bool {
     }
 }
 
-/// It takes hidden states and gives what its stage is for, once.
+/// A function has one input of hidden states and one result.
 fn result_problem(entry: &FunctionEntry) -> Option<String> {
     let count = |ports: &[Port], role: PortRole| ports.iter().filter(|port| port.role == role).count();
     let result = match entry.stage {
@@ -198,8 +198,7 @@ fn result_problem(entry: &FunctionEntry) -> Option<String> {
         .then(|| format!("it has {input} ports of experts' inputs and {shares} of their shares"))
 }
 
-/// The caches that the host keeps: each has its rows among the outputs, belongs to the function's layers, and masks say
-/// what is seen of it.
+/// Caches stored by the host: each must have rows among the outputs, belong to the function's layers, and have a mask.
 fn cache_problem(entry: &FunctionEntry) -> Option<String> {
     let rows = |of: &str, held: &StateRole, cache: &Port| {
         let fit = |port: &Port| {
@@ -236,7 +235,7 @@ fn cache_problem(entry: &FunctionEntry) -> Option<String> {
     (rows != caches).then(|| format!("it gives rows for {rows} caches and takes {caches}"))
 }
 
-/// A state belongs to the function's layers, and what a cache needs is there.
+/// A state must belong to the function's layers, and a cache needs a mask and a write position.
 fn state_problem(entry: &FunctionEntry, state: &StatePort) -> Option<String> {
     if let Some(problem) = place_problem(entry, state) {
         return Some(problem);
@@ -247,7 +246,7 @@ fn state_problem(entry: &FunctionEntry, state: &StatePort) -> Option<String> {
     let slots = state.shape[2];
     let seen = |port: &Port| match port.role {
         PortRole::AttentionMask { .. } => port.shape_at(0)[3] == slots,
-        // what the call adds is seen apart
+        // tokens of the call have their own mask
         PortRole::PastMask { .. } => {
             port.shape_at(0)[3] == slots
                 && entry.inputs.iter().any(|port| matches!(port.role, PortRole::CallMask { .. }))
@@ -270,7 +269,7 @@ fn state_problem(entry: &FunctionEntry, state: &StatePort) -> Option<String> {
     None
 }
 
-/// A state is of layers, of those of the function, and holds something.
+/// A state must belong to the function's layers and contain something.
 fn place_problem(entry: &FunctionEntry, state: &StatePort) -> Option<String> {
     let Stage::Layers { first, end } = entry.stage else {
         return Some(format!("it has a state `{}`, which only layers have", state.name));
@@ -291,7 +290,7 @@ fn place_problem(entry: &FunctionEntry, state: &StatePort) -> Option<String> {
     None
 }
 
-/// Probes are of the function's layers but the last, each once.
+/// Probes must name inner layers of the function, each once.
 fn probe_problem(entry: &FunctionEntry) -> Option<String> {
     let inner = match entry.stage {
         Stage::Layers { first, end } => first..end.saturating_sub(1),

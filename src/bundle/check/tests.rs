@@ -1,12 +1,12 @@
-//! What a sound bundle may be changed to without notice: nothing that a runtime relies on.
+//! Tests of the bundle's consistency: any contradiction that a runtime would rely on is found.
 
 use serde_json::{Value as Json, json};
 
 use crate::{Bundle, Manifest, OLDEST_VERSION, SCHEMA_VERSION};
 use anec_base::{ContentDigest, Diagnostic};
 
-/// A model of two layers in two packages, for two contexts and two numbers of tokens; the first layer is a recurrence
-/// that the host keeps, the second has a cache.
+/// Model of two layers in two packages, for two contexts and two numbers of tokens. The first layer is a recurrence
+/// stored by the host, the second has a cache.
 fn sound() -> Json {
     let mut functions = Vec::new();
     let mut function = |package: &str, name: String, rest: [(&str, Json); 6]| {
@@ -104,7 +104,7 @@ fn a_sound_bundle_has_no_findings() {
     assert_eq!(findings(sound()), Vec::<String>::new());
 }
 
-/// Each change of one value is noticed, and the finding says what is wrong.
+/// Changes single values; the finding must say what is wrong.
 #[test]
 fn every_contradiction_is_found() {
     let changes = [
@@ -165,7 +165,7 @@ fn every_contradiction_is_found() {
 }
 
 #[test]
-fn no_port_of_a_strangers_bundle_ends_the_program() {
+fn untrusted_ports_do_not_panic() {
     let held = json!({"role": "key_cache", "layer": 1});
     let roles = [
         json!({"role": "kv_write_mask"}),
@@ -192,27 +192,27 @@ fn no_port_of_a_strangers_bundle_ends_the_program() {
     }
 }
 
-/// A bundle whose second layer takes what the first gives: keys, and what it is told of tokens.
+/// Bundle whose second layer uses the first one's keys and per-layer embeddings.
 fn sharing() -> Json {
     let mut bundle = sound();
-    bundle["host"]["per_layer_embedding"] = json!("told");
+    bundle["host"]["per_layer_embedding"] = json!("per_layer");
     for index in 0..8 {
         let tokens = bundle["functions"][index]["tokens"]["fixed"].clone();
         let keys = json!({"name": "keys", "role": "shared_keys", "layer": 0, "shape": [1, 2, tokens, 4]});
         let layer = index / 4;
-        let told = json!({"name": "told", "role": "per_layer_input", "first": layer, "end": layer + 1, "shape": [1, 3, tokens, 1]});
+        let per_layer = json!({"name": "per_layer", "role": "per_layer_input", "first": layer, "end": layer + 1, "shape": [1, 3, tokens, 1]});
         let side = if layer == 0 { "outputs" } else { "inputs" };
         bundle["functions"][index][side].as_array_mut().unwrap().push(keys);
-        bundle["functions"][index]["inputs"].as_array_mut().unwrap().push(told);
+        bundle["functions"][index]["inputs"].as_array_mut().unwrap().push(per_layer);
     }
     bundle
 }
 
 #[test]
-fn what_functions_share_is_given_before_it_is_taken() {
+fn shared_values_are_computed_before_use() {
     assert_eq!(findings(sharing()), Vec::<String>::new());
     let changes = [
-        // one of two functions of a layer doesn't give them
+        // one of two functions of a layer doesn't return them
         ("/functions/1/outputs/2/layer", json!(1), "no function before it gives `keys`"),
         ("/functions/4/inputs/6/layer", json!(1), "no function before it gives `keys`"),
         ("/functions/4/inputs/6/shape", json!([1, 2, 3, 4]), "which its role contradicts"),
@@ -242,7 +242,7 @@ fn functions_stand_in_the_order_of_a_call() {
     }
 }
 
-/// The sound model, whose second layer leaves its feed-forward network to functions of a package of their own.
+/// Bundle whose second layer leaves its feed-forward network to functions of a separate package.
 fn divided() -> Json {
     let mut json = sound();
     let entries = [1, 4].map(|tokens| {
@@ -306,7 +306,7 @@ fn a_bundle_whose_files_have_a_sha256_is_read() {
     std::fs::write(folder.path().join(crate::FILE_NAME), old.to_string()).unwrap();
     let read = Bundle::read(folder.path()).unwrap();
     assert_eq!(read.host.file.digest, ContentDigest::Sha256(hex.into()));
-    // and written as one of today
+    // rewritten with the current version
     let written = serde_json::to_value(&read).unwrap();
     assert_eq!(written["schema_version"], SCHEMA_VERSION);
     assert_eq!(written["host"]["file"]["digest"], format!("sha256:{hex}"));
@@ -318,7 +318,7 @@ fn a_bundle_of_another_version_is_refused_with_the_remedy() {
     for (version, remedy) in [(1, "convert the model again"), (SCHEMA_VERSION + 1, "update anec")] {
         let mut other = sound();
         other["schema_version"] = json!(version);
-        // whatever else stands there has another form
+        // other content has another form
         other["functions"] = json!({"of": "that version"});
         std::fs::write(folder.path().join(crate::FILE_NAME), other.to_string()).unwrap();
         let error = Bundle::read(folder.path()).unwrap_err();

@@ -145,7 +145,7 @@ fn parts_of_the_head_run_at_the_same_time() {
     let (_room, folder) = demo(&[]);
     let (model, engine) = on_double(&folder);
     // each waits for the other
-    engine.meet(2);
+    engine.require_concurrent_calls(2);
     let mut session = model.start(TEXT.len() as u64).unwrap();
     let answer = session.forward(&TEXT, &ForwardOptions::all(Chunking::Largest)).unwrap();
     assert_eq!(answer.logits, logits(&LoadedModel::on_cpu(&folder, Precision::F16).unwrap(), Chunking::Largest)[0]);

@@ -4,10 +4,10 @@ use tempfile::TempDir;
 
 use super::*;
 use anec_base::{Diagnostic, Fault};
-use anec_testing::hub::{FakeHub, Habits};
+use anec_testing::hub::{FakeHub, HubBehavior};
 
 fn hub(files: &[(&str, &str)]) -> FakeHub {
-    let hub = FakeHub::start(Habits::default());
+    let hub = FakeHub::start(HubBehavior::default());
     let files: Vec<(&str, &[u8])> = files.iter().map(|(name, content)| (*name, content.as_bytes())).collect();
     hub.commit("owner/model", &files);
     hub
@@ -43,11 +43,11 @@ fn a_sharded_model_is_downloaded_once_and_then_found_offline() {
     let location = location("hf:owner/model");
     let folder = download(&hub, &cache, "hf:owner/model").unwrap();
     assert_eq!(std::fs::read_to_string(folder.join("s2.safetensors")).unwrap(), "two");
-    let mut given = hub.given();
+    let mut given = hub.requested_files();
     given.sort();
     assert_eq!(given, ["config.json", "model.safetensors.index.json", "s1.safetensors", "s2.safetensors"]);
     assert_eq!(download(&hub, &cache, "hf:owner/model").unwrap(), folder);
-    assert!(hub.given().is_empty());
+    assert!(hub.requested_files().is_empty());
 
     let offline = Client::new("hf:owner/model", HubCache::new(cache.path()), None);
     assert_eq!(offline.download(&location, &Progress::hidden()).unwrap(), folder);
@@ -67,7 +67,7 @@ fn of_many_ggufs_only_the_named_one_is_downloaded() {
     let cache = TempDir::new().unwrap();
     let path = download(&hub, &cache, "hf:owner/model/m-q8.gguf").unwrap();
     assert_eq!(std::fs::read_to_string(path).unwrap(), "eight");
-    assert_eq!(hub.given(), ["m-q8.gguf"]);
+    assert_eq!(hub.requested_files(), ["m-q8.gguf"]);
     let error = download(&hub, &cache, "hf:owner/model").unwrap_err();
     assert!(error.to_string().contains("2 GGUF models; name one of them: m-q4.gguf, m-q8.gguf"), "{error}");
     assert_eq!(error.fault(), Fault::Source);
