@@ -16,8 +16,8 @@ use anec_package as package;
 use anec_runtime::{LoadedModel, RuntimeError, Tokenizer, coreml};
 use anec_validate::verdict::PackageFacts;
 use anec_validate::{
-    Candidate, Check, GateReport, GatesReport, Golden, Thresholds, Verdict, departure, forecast, foreign, numerics,
-    parity, prompts, residency, structure,
+    Candidate, Check, GateReport, GatesReport, Golden, Thresholds, Verdict, first_deviation, forecast, numerics,
+    parity, prompts, residency, structure, third_party,
 };
 
 /// A gate.
@@ -225,15 +225,15 @@ impl Validator {
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         let mut gates = Vec::new();
         if self.wants(Gate::Structure) {
-            gates.push(foreign::structure(&name, &package));
+            gates.push(third_party::structure(&name, &package));
         }
         if self.wants(Gate::Numerics) {
             let thresholds = Thresholds::of(&Gates::default()).numerics;
-            gates.push(foreign::numerics(&name, &package, &thresholds)?);
+            gates.push(third_party::numerics(&name, &package, &thresholds)?);
         }
         // of all gates, the one that can't be tried goes without saying
         if self.gates.as_ref().is_some_and(|gates| gates.contains(&Gate::Parity)) {
-            gates.push(foreign::parity(&name));
+            gates.push(third_party::parity(&name));
         }
         if self.wants(Gate::Residency) {
             gates.push(residency::without_plan());
@@ -281,7 +281,7 @@ impl Validator {
                 let Precision::Ane(effects) = precision else { continue };
                 let own = |check: &&Check| check.subject.starts_with(&candidate.name);
                 let failed = checks.iter().filter(own).any(|check| check.verdict == Verdict::Failed);
-                checks.push(departure(bundle, folder, &golden.tokens, *effects, failed)?);
+                checks.push(first_deviation(bundle, folder, &golden.tokens, *effects, failed)?);
             }
         }
         Ok(GateReport { notes: report.notes, ..GateReport::new(parity::GATE, checks) })

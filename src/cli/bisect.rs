@@ -17,7 +17,7 @@ use anec::package::{self, Package, WriteOptions};
 use anec::report;
 use anec::validate::bisect::form::Structure;
 use anec::validate::bisect::fp16_predicate::{Fp16Predicate, RecordedCall, calls_of_bundle, calls_of_package};
-use anec::validate::bisect::outside::{self, Compile, Outside, Residency, UserCommand};
+use anec::validate::bisect::package_predicate::{self, Compile, PackagePredicate, Residency, UserCommand};
 use anec::validate::bisect::{MinimalRepro, Predicate, bisect};
 use anec::validate::{Thresholds, prompts};
 
@@ -88,13 +88,13 @@ impl BisectArgs {
             "numerics" => self.numerics()?,
             "compile" => {
                 let compiler = Arc::new(Compiler::find()?);
-                self.first(|_| Outside::new(Compile(compiler.clone())))?
+                self.first(|_| PackagePredicate::new(Compile(compiler.clone())))?
             }
             "residency" => {
                 let engine = Arc::new(CoreMl::new()?);
-                self.first(|_| Outside::new(Residency(engine.clone())))?
+                self.first(|_| PackagePredicate::new(Residency(engine.clone())))?
             }
-            command => self.first(|_| Outside::new(UserCommand::new(command)))?,
+            command => self.first(|_| PackagePredicate::new(UserCommand::new(command)))?,
         };
         let Some(found) = found else {
             let (path, predicate) = (self.path, self.predicate);
@@ -107,7 +107,7 @@ impl BisectArgs {
         };
         if let Some(out) = &self.out {
             let options = WriteOptions { replace: self.force, ..WriteOptions::default() };
-            package::write(&outside::program(&found.culprit.piece), out, &options)?;
+            package::write(&package_predicate::program(&found.culprit.piece), out, &options)?;
         }
         self.print(&found);
         Ok(0)
@@ -195,7 +195,7 @@ impl BisectArgs {
             }));
         } else {
             let written = self.out.as_deref();
-            print(&report::culprit(package, function, &self.predicate, culprit, written));
+            print(&report::bisection(package, function, &self.predicate, culprit, written));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The model card of a bundle: `README.md` with front matter that the hub reads.
+//! Model card of a bundle: `README.md` with front matter that the hub reads.
 
 mod speed;
 
@@ -16,26 +16,26 @@ use super::escape::cell;
 use super::forecast::{by_rule, place};
 use super::{bytes, counted};
 
-/// What a card says that the bundle doesn't.
+/// Contents of a card that aren't in the bundle.
 #[derive(Clone, Debug, Default)]
 pub struct CardFacts {
-    /// `owner/name` of the repository that gets it.
+    /// Repository that receives the card, `owner/name`.
     pub repository: String,
-    /// Licence of the weights, as the hub calls it.
+    /// Licence of the weights, by the hub's name.
     pub license: Option<String>,
-    /// The repository of the source on the hub.
+    /// Repository of the source on the hub.
     pub base: Option<String>,
-    /// What `anec validate --json` wrote.
+    /// Output of `anec validate --json`.
     pub gates: Option<Json>,
-    /// What `anec bench --json` printed.
+    /// Output of `anec bench --json`.
     pub bench: Option<Json>,
-    /// What is predicted of chips.
+    /// Predictions for chips.
     pub predictions: Vec<ChipPrediction>,
-    /// What rules expect of the packages.
+    /// Forecast of the rules.
     pub forecast: Vec<ForecastFinding>,
 }
 
-/// The card. `converted` is the bundle's `report.json`.
+/// Formats the card. `converted` is the bundle's `report.json`.
 pub fn card(bundle: &Bundle, converted: Option<&ConvertReport>, facts: &CardFacts) -> String {
     let mut text = front_matter(bundle, facts);
     // writing to a string doesn't fail
@@ -66,7 +66,7 @@ pub fn card(bundle: &Bundle, converted: Option<&ConvertReport>, facts: &CardFact
 fn front_matter(bundle: &Bundle, facts: &CardFacts) -> String {
     let task = pipeline(&bundle.model.task);
     let mut text = String::from("---\n");
-    // values go through JSON, whose strings are YAML's, too
+    // JSON strings are valid YAML
     let quoted = |value: &str| Json::from(value).to_string();
     if let Some(license) = &facts.license {
         let _ = writeln!(text, "license: {}", quoted(license));
@@ -82,7 +82,7 @@ fn front_matter(bundle: &Bundle, facts: &CardFacts) -> String {
     text
 }
 
-/// What the hub calls a task.
+/// The hub's name of a task.
 fn pipeline(task: &Task) -> &'static str {
     match task {
         Task::TextGeneration => "text-generation",
@@ -93,7 +93,7 @@ fn pipeline(task: &Task) -> &'static str {
     }
 }
 
-/// The commands that run it.
+/// Commands that run the bundle.
 fn usage(task: &Task, repository: &str) -> String {
     let (first, serves) = match task {
         Task::TextGeneration => ("run BUNDLE --prompt \"…\"", true),
@@ -110,7 +110,7 @@ fn usage(task: &Task, repository: &str) -> String {
     format!("anec {first}   # downloads it once; anec pull {name} for a folder{serve}")
 }
 
-/// The source without the folders that it lay in.
+/// Source without its local folders.
 fn source_name(bundle: &Bundle) -> String {
     anec_manifest::without_folders(&bundle.source.name).to_owned()
 }
@@ -162,7 +162,7 @@ fn packages(bundle: &Bundle) -> String {
     text
 }
 
-/// What was proven, and what wasn't.
+/// Results of the gates.
 fn proofs(gates: Option<&Json>) -> String {
     let mut text = String::from("## What was checked\n\n");
     let gates = gates.and_then(|report| report["gates"].as_array());
@@ -198,7 +198,7 @@ fn proofs(gates: Option<&Json>) -> String {
     text
 }
 
-/// What rules expect of the packages, a row for each rule.
+/// Forecast of the rules, one row per rule.
 fn forecast(findings: &[ForecastFinding]) -> String {
     let mut text = String::from(
         "## Forecast\n\nRules of what keeps ops off the Neural Engine, applied to the packages: a forecast, no proof.\n\n",

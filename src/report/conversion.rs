@@ -1,4 +1,4 @@
-//! What a conversion made.
+//! Result of a conversion.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use anec_bundle::Bundle;
 use anec_bundle::{FunctionEntry, Stage};
 use anec_convert::report::{ConvertReport, PackageReport};
 
-/// How many tensors that lost most are listed.
+/// Number of tensors with the largest loss that are listed.
 const WORST: usize = 3;
 
-/// The result of `anec convert`.
+/// Formats the result of `anec convert`.
 pub fn conversion(path: &Path, bundle: &Bundle, report: &ConvertReport) -> String {
     let rows = report.packages.iter().map(|package| {
         let functions: Vec<_> = bundle.all_functions().filter(|f| f.package == package.package).collect();
@@ -58,13 +58,13 @@ pub fn conversion(path: &Path, bundle: &Bundle, report: &ConvertReport) -> Strin
     text
 }
 
-/// The smallest cosine among a package's quantized weights.
+/// Smallest cosine among a package's quantized weights.
 fn smallest_cosine(package: &PackageReport) -> Option<f64> {
     let cosines = package.tensors.iter().filter(|t| t.granularity.is_some()).filter_map(|t| t.loss.map(|l| l.cosine));
     cosines.min_by(f64::total_cmp)
 }
 
-/// What a function is for.
+/// Part of the model that a function computes, for tables.
 pub(super) fn part(bundle: &Bundle, function: &FunctionEntry) -> String {
     match (&function.stage, bundle.drafts(function)) {
         (stage, false) => self::stage(stage),
@@ -73,7 +73,7 @@ pub(super) fn part(bundle: &Bundle, function: &FunctionEntry) -> String {
     }
 }
 
-/// A stage in words.
+/// Name of a stage, for tables.
 pub(super) fn stage(stage: &Stage) -> String {
     match stage {
         Stage::Layers { first, end } if end - first == 1 => format!("layer {first}"),

@@ -1,6 +1,6 @@
-//! Text inside markup.
+//! Escaping of text in markup.
 
-/// Text for HTML and XML, in elements and in attributes. Control characters that XML can't hold become `?`.
+/// Escapes text for HTML and XML, in elements and attributes. Control characters that XML can't represent become `?`.
 pub fn markup(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -17,7 +17,7 @@ pub fn markup(text: &str) -> String {
     out
 }
 
-/// Text for a cell of a Markdown table.
+/// Escapes text for a cell of a Markdown table.
 pub fn cell(text: &str) -> String {
     text.replace('\\', "\\\\").replace('|', "\\|").replace('<', "&lt;").replace(['\n', '\r'], " ")
 }
@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn markup_holds_what_it_is_given_as_text() {
+    fn special_characters_are_escaped() {
         assert_eq!(markup("a < b & \"c\" 'd'\u{0}"), "a &lt; b &amp; &quot;c&quot; &#39;d&#39;?");
         assert_eq!(cell("a|b\nc <br>"), "a\\|b c &lt;br>");
     }

@@ -1,11 +1,11 @@
-//! What came of experiments, and what that says of the rules.
+//! Results of device experiments, and which rules they confirm or refute.
 
 use super::table::table;
 use anec_validate::experiment::launch::{ProbeEntry, ProbeReport};
 use anec_validate::experiment::{ArithmeticFinding, RuleFinding};
 use anec_validate::rules::{Evidence, Says};
 
-/// A row for each outcome.
+/// Formats a row for each outcome.
 pub fn experiments(report: &ProbeReport) -> String {
     let rows = report.outcomes.iter().map(|ProbeEntry { experiment, size, outcome }| {
         let milliseconds = |ms: Option<f64>| ms.map_or_else(|| "-".into(), |ms| format!("{ms:.2}"));
@@ -38,7 +38,7 @@ pub fn experiments(report: &ProbeReport) -> String {
     format!("{}\n\n{}", report.machine, table(&head, rows))
 }
 
-/// Which rules a report confirms and which it refutes, with rows as `validators/ane-rules.yaml` has them.
+/// Formats which rules a report confirms or refutes, with evidence rows in the format of `validators/ane-rules.yaml`.
 pub fn rule_findings(report: &ProbeReport, findings: &[RuleFinding]) -> String {
     let mut text = format!("{}, {}\n", report.machine, report.date);
     for (says, head) in [(Says::For, "confirmed"), (Says::Against, "refuted")] {
@@ -59,7 +59,7 @@ pub fn rule_findings(report: &ProbeReport, findings: &[RuleFinding]) -> String {
     text
 }
 
-/// What the numbers say of the simulated arithmetic; nothing where they say nothing.
+/// Formats how the measurements compare with the simulated arithmetic. Empty if they don't decide anything.
 pub fn arithmetic_findings(findings: &[ArithmeticFinding]) -> String {
     if findings.is_empty() {
         return String::new();
@@ -77,7 +77,7 @@ pub fn arithmetic_findings(findings: &[ArithmeticFinding]) -> String {
     text
 }
 
-/// A row of evidence in YAML; what is in quotes is JSON, which is YAML.
+/// Evidence row in YAML. Quoted values are JSON, which is valid YAML.
 fn line(row: &Evidence) -> String {
     let quoted = |text: &str| serde_json::Value::from(text).to_string();
     let mut parts = vec![format!("says: {}", row.says), format!("source: {}", quoted(&row.source))];

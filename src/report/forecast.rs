@@ -1,4 +1,4 @@
-//! What rules expect of a program on the Neural Engine, and what a rule says.
+//! Forecast of the rules, and descriptions of rules.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use super::table::table;
 use anec_validate::forecast::ForecastFinding;
 use anec_validate::rules::{Evidence, Rule, Says};
 
-/// A forecast as a table of rules, each with the first place where it applies and what to do.
+/// Formats a forecast as a table of rules, each with the first place where it applies and the remedy.
 pub fn forecast(findings: &[ForecastFinding]) -> String {
     if findings.is_empty() {
         return "forecast for the Neural Engine (no proof): no rule applies\n".into();
@@ -32,14 +32,14 @@ pub fn forecast(findings: &[ForecastFinding]) -> String {
     text
 }
 
-/// What a rule is about, if not everything: ` Only on M1, M2.`
+/// Restriction of a rule to chips and systems: ` Only on M1, M2.`
 fn only(chips: &[String], systems: &[u32]) -> String {
     let systems = systems.iter().map(|system| format!("OS {system}"));
     let names: Vec<String> = chips.iter().cloned().chain(systems).collect();
     if names.is_empty() { String::new() } else { format!(" Only on {}.", names.join(", ")) }
 }
 
-/// Findings of each rule, the gravest rules first.
+/// Groups findings by rule, worst effects first.
 pub(super) fn by_rule(findings: &[ForecastFinding]) -> IndexMap<&str, Vec<&ForecastFinding>> {
     let mut rules: IndexMap<&str, Vec<&ForecastFinding>> = IndexMap::new();
     for finding in findings {
@@ -49,7 +49,7 @@ pub(super) fn by_rule(findings: &[ForecastFinding]) -> IndexMap<&str, Vec<&Forec
     rules
 }
 
-/// Where a rule applies: a package, and a function of it.
+/// Package and function in which a rule applies.
 pub(super) fn place(finding: &ForecastFinding) -> String {
     match &finding.function {
         Some(function) => format!("{}, {function}", finding.package),
@@ -57,7 +57,7 @@ pub(super) fn place(finding: &ForecastFinding) -> String {
     }
 }
 
-/// A rule with its evidence.
+/// Formats a rule with its evidence.
 pub fn rule(rule: &Rule) -> String {
     let (remedy, only) = (&rule.remedy, only(&rule.chips, &rule.systems));
     let mut text = format!("{} ({}): {}\n\n{}\n{remedy}{only}\n\n", rule.id, rule.severity, rule.what, rule.why);

@@ -1,4 +1,4 @@
-//! What gates said.
+//! Results of the gates.
 
 use indexmap::IndexMap;
 
@@ -6,7 +6,7 @@ use super::counted;
 use super::table::table;
 use anec_validate::{Check, GateReport, GatesReport, Verdict, numerics, residency};
 
-/// The result of `anec validate`: a line for each gate, what was measured, and everything that isn't as it should be.
+/// Formats the result of `anec validate`: a line for each gate, its measurements, and every check that didn't pass.
 pub fn gates(report: &GatesReport) -> String {
     let rows = report.gates.iter().map(|gate| {
         let passed = gate.checks.iter().filter(|check| check.verdict == Verdict::Passed).count();
@@ -49,7 +49,7 @@ fn line(gate: &GateReport, check: &Check) -> String {
     format!("  {}: {}: {}: {detail}\n", gate.gate, check.subject, check.claim)
 }
 
-/// Half precision, layer by layer.
+/// Table of the fp16 numerics, one row per layer.
 fn layers(gate: &GateReport) -> Option<String> {
     let rows: Vec<Vec<String>> = gate
         .checks
@@ -74,7 +74,7 @@ fn layers(gate: &GateReport) -> Option<String> {
     (!rows.is_empty()).then(|| table(&head, rows))
 }
 
-/// The checks of a gate that measured something.
+/// Table of the checks that measured something.
 fn measures(gate: &GateReport) -> Option<String> {
     let rows: Vec<Vec<String>> = gate
         .checks
@@ -114,7 +114,7 @@ fn measures(gate: &GateReport) -> Option<String> {
     (!rows.is_empty()).then(|| table(&head, rows) + &perplexities(gate) + &positions(gate) + &least_layers(gate))
 }
 
-/// A line for each perplexity.
+/// Lines with the perplexities.
 fn perplexities(gate: &GateReport) -> String {
     let line = |check: &Check| {
         let measured = |name: &str| check.measured.get(name);
@@ -132,21 +132,21 @@ fn perplexities(gate: &GateReport) -> String {
     gate.checks.iter().filter_map(line).collect()
 }
 
-/// Positions that passed and are yet to be known of: those that are far from the golden, or the worst.
+/// Passed checks that list positions far from the golden.
 fn positions(gate: &GateReport) -> String {
     let passed = gate.checks.iter().filter(|check| check.verdict == Verdict::Passed && !check.positions.is_empty());
     let line = |check: &Check| Some(format!("  {}: {}\n", check.subject, check.detail.as_deref()?));
     passed.filter_map(line).collect()
 }
 
-/// For each way of running, the layer that agrees least.
+/// For each precision, the layer that agrees least with the golden.
 fn least_layers(gate: &GateReport) -> String {
     let mut least: IndexMap<&str, (usize, f64)> = IndexMap::new();
     for check in &gate.checks {
         let (Some(layer), Some(cosine)) = (check.layer, check.measured.get("added_cosine")) else { continue };
         let way = check.subject.split_once(", ").map_or("", |(way, _)| way);
         let worst = least.entry(way).or_insert((layer, *cosine));
-        // written so that NaN is the worst
+        // `!(>=)` ranks NaN as the worst
         if !(*cosine >= worst.1) {
             *worst = (layer, *cosine);
         }

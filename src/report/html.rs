@@ -1,4 +1,4 @@
-//! The report as one page that needs nothing else: verdicts, plots over the layers, op census, sizes, placement.
+//! Report as a self-contained page: verdicts, plots over the layers, op census, sizes, placement.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -13,7 +13,7 @@ use anec_validate::{Check, GateReport, GatesReport, Verdict, numerics, parity};
 
 const STYLE: &str = include_str!("html.css");
 
-/// The page. With a compute plan, placement is shown op by op.
+/// Formats the page. With a compute plan it shows the placement of every op.
 pub fn html(report: &GatesReport, plan: Option<&ComputePlan>) -> String {
     let name = markup(&report.bundle);
     let mut page = format!(
@@ -53,7 +53,7 @@ fn summary(report: &GatesReport) -> String {
     text + "</table>\n"
 }
 
-/// What the gates of numerics and parity measured, over the layers, and what quantization cost.
+/// Plots of the numerics and parity gates over the layers, and of the quantization loss.
 fn plots(report: &GatesReport) -> String {
     let ways = ways(report);
     let over_layers = |measure: &str, change: fn(f64) -> f64| {
@@ -63,7 +63,7 @@ fn plots(report: &GatesReport) -> String {
     let drawn = [
         Plot {
             title: "1 - cosine of fp16 and f32, by layer",
-            // no difference at all is drawn at what f32 can tell
+            // equal values are drawn at f32's resolution
             lines: vec![("layer", over_layers("cosine", |cosine| (1.0 - cosine).max(1e-8)))],
             limits: Vec::new(),
             logarithmic: true,
@@ -109,7 +109,7 @@ fn plots(report: &GatesReport) -> String {
     if drawn.is_empty() { String::new() } else { format!("<div class=\"plots\">\n{}</div>\n", drawn.concat()) }
 }
 
-/// A number of each layer, from the checks of a gate that are about one.
+/// Values of a gate's checks that concern one layer each.
 fn points(report: &GatesReport, gate: &str, value: impl Fn(&Check) -> Option<f64>) -> Vec<(f64, f64)> {
     let checks = report.gates.iter().filter(|found| found.gate == gate).flat_map(|gate| &gate.checks);
     let mut points: Vec<(f64, f64)> = checks.filter_map(|check| Some((check.layer? as f64, value(check)?))).collect();
@@ -117,11 +117,11 @@ fn points(report: &GatesReport, gate: &str, value: impl Fn(&Check) -> Option<f64
     points
 }
 
-/// A number of each position of the golden's texts, for each way of running.
+/// Values at each position of the golden's texts, for each precision.
 fn by_position(report: &GatesReport, value: fn(&Position) -> f64) -> Vec<(&str, Vec<(f64, f64)>)> {
     let checks = report.gates.iter().filter(|gate| gate.gate == parity::GATE).flat_map(|gate| &gate.checks);
     let line = |check: &'_ Check| {
-        // no difference at all is drawn at what f32 can tell
+        // equal values are drawn at f32's resolution
         let points = check.positions.iter().enumerate().map(|(index, at)| (index as f64, value(at).max(1e-8)));
         points.collect::<Vec<_>>()
     };
@@ -129,7 +129,7 @@ fn by_position(report: &GatesReport, value: fn(&Position) -> f64) -> Vec<(&str, 
     measured.filter_map(|check| Some((check.subject.split_once(", ")?.0, line(check)))).collect()
 }
 
-/// How the bundle was run for parity: `f32`, `f16`.
+/// Precisions of the parity gate: `f32`, `f16`.
 fn ways(report: &GatesReport) -> Vec<String> {
     let checks = report.gates.iter().filter(|gate| gate.gate == parity::GATE).flat_map(|gate| &gate.checks);
     let way = |check: &Check| Some(check.subject.split_once(", ")?.0.to_owned());
@@ -138,16 +138,16 @@ fn ways(report: &GatesReport) -> Vec<String> {
     ways
 }
 
-/// How far what each layer adds is from the golden.
+/// Distance from the golden of what each layer adds.
 fn added(report: &GatesReport, way: &str) -> Vec<(f64, f64)> {
     points(report, parity::GATE, |check| {
         let own = check.subject.split_once(", ").is_some_and(|(start, _)| start == way);
-        // no difference at all is drawn at what f32 can tell
+        // equal values are drawn at f32's resolution
         check.measured.get("added_cosine").filter(|_| own).map(|cosine| (1.0 - cosine).max(1e-8))
     })
 }
 
-/// The worst weight of each layer.
+/// Cosine of each layer's worst weight.
 fn quantization(report: &GatesReport) -> Vec<(f64, f64)> {
     let mut worst: BTreeMap<usize, f64> = BTreeMap::new();
     for (name, loss) in report.packages.iter().flat_map(|package| &package.quantization) {
@@ -160,7 +160,7 @@ fn quantization(report: &GatesReport) -> Vec<(f64, f64)> {
     worst.into_iter().map(|(layer, loss)| (layer as f64, loss.max(1e-8))).collect()
 }
 
-/// A gate: what isn't as it should be in the open, the rest folded.
+/// Section of a gate: checks that didn't pass are visible, the others folded.
 fn section(gate: &GateReport) -> String {
     let mut text =
         format!("<h2 id=\"{0}\">{0} <span class=\"{1}\">{1}</span></h2>\n", markup(&gate.gate), gate.verdict);
@@ -250,7 +250,7 @@ fn packages(report: &GatesReport) -> String {
     text + "</table>\n"
 }
 
-/// A cell for each op, coloured by its device.
+/// Table with a cell for each op, coloured by its device.
 fn placement(plan: &ComputePlan) -> String {
     let mut text = format!(
         "<h2>Placement</h2>\n<p class=\"quiet\">{}, {}, {}</p>\n<p><i class=\"ane\"></i> Neural Engine <i class=\"gpu\"></i> \
@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_needs_nothing_and_holds_no_markup_of_others() {
+    fn the_page_is_self_contained_and_escaped() {
         let checks = vec![
             Check {
                 layer: Some(0),

@@ -1,4 +1,4 @@
-//! What is in a source, a package or a bundle.
+//! Contents of a source, package or bundle.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,10 +14,10 @@ use anec_source::gguf::{GgufArray, GgufMetadata, GgufValue};
 use anec_source::onnx::{CONFIG, OnnxBundle};
 use anec_source::{Description, Source, SourceTensor};
 
-/// Longest metadata value that is shown whole.
-const SHOWN: usize = 100;
+/// Longest metadata value that is shown in full.
+const MAX_VALUE_CHARS: usize = 100;
 
-/// A source as text. Tensors that differ in layer numbers only share a line, unless `all` are asked for.
+/// Formats a source as text. Unless `all` is set, tensors that differ only in layer numbers share a line.
 pub fn source(source: &Source, all: bool) -> String {
     let total: u64 = source.tensors().map(SourceTensor::byte_length).sum();
     let parameters: u64 = source.tensors().map(SourceTensor::elements).sum();
@@ -57,14 +57,14 @@ pub fn source(source: &Source, all: bool) -> String {
     text
 }
 
-/// The keys of a file of JSON.
+/// Keys of a JSON file.
 fn json_file(name: &str, content: Option<&Json>) -> String {
     let Some(Json::Object(content)) = content else { return String::new() };
     let rows = content.iter().map(|(key, value)| vec![key.clone(), shortened(&value.to_string())]);
     table(&[name, "value"], rows)
 }
 
-/// What an ONNX graph says of its decoder.
+/// Properties of the decoder in an ONNX graph.
 fn graph(bundle: &OnnxBundle) -> String {
     let rows = graph_facts(bundle).into_iter().map(|(key, value)| vec![key.to_owned(), value.to_string()]);
     table(&["graph", "value"], rows)
@@ -124,10 +124,10 @@ fn value_text(value: &GgufValue) -> String {
 }
 
 fn shortened(text: &str) -> String {
-    if text.chars().count() <= SHOWN {
+    if text.chars().count() <= MAX_VALUE_CHARS {
         return text.to_owned();
     }
-    text.chars().take(SHOWN - 1).chain(['…']).collect()
+    text.chars().take(MAX_VALUE_CHARS - 1).chain(['…']).collect()
 }
 
 fn tensors(source: &Source, all: bool) -> String {
@@ -150,7 +150,7 @@ fn tensors(source: &Source, all: bool) -> String {
     table(&["tensor", ">number", "type", "shape", ">size"], rows)
 }
 
-/// A tensor's name with its numbers (of layers, of experts) replaced by `*`.
+/// Replaces the numbers in a tensor's name (layers, experts) by `*`.
 fn pattern(name: &str) -> String {
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
     name.split('.').map(|part| if is_number(part) { "*" } else { part }).collect::<Vec<_>>().join(".")
@@ -164,7 +164,7 @@ fn millions(count: u64) -> String {
     }
 }
 
-/// A source as JSON.
+/// Formats a source as JSON.
 pub fn source_json(source: &Source) -> Json {
     let description = match source.description() {
         Description::Gguf(metadata) => {
@@ -204,7 +204,7 @@ pub fn source_json(source: &Source) -> Json {
     })
 }
 
-/// A package as text; `findings` are what is wrong with its description, `graph` with its program.
+/// Formats a package as text, with the problems of its description (`findings`) and of its program (`graph`).
 pub fn package(path: &Path, inventory: &Inventory, findings: &[String], graph: &[String]) -> String {
     let size: u64 = inventory.files.iter().map(|f| f.bytes).sum();
     let mut text = format!(
@@ -257,12 +257,12 @@ fn package_function(function: &FunctionInventory) -> String {
     text
 }
 
-/// A package as JSON.
+/// Formats a package as JSON.
 pub fn package_json(inventory: &Inventory, findings: &[String], graph: &[String]) -> Json {
     json!({"kind": "package", "inventory": inventory, "description_findings": findings, "program_findings": graph})
 }
 
-/// A bundle as text.
+/// Formats a bundle as text.
 pub fn bundle(bundle: &Bundle) -> String {
     let model = &bundle.model;
     let weights: u64 = bundle.packages.iter().map(|p| p.weight_bytes).sum();
@@ -330,7 +330,7 @@ mod tests {
     fn long_values_are_cut() {
         assert_eq!(shortened("short"), "short");
         let long = shortened(&"ä".repeat(500));
-        assert_eq!(long.chars().count(), SHOWN);
+        assert_eq!(long.chars().count(), MAX_VALUE_CHARS);
         assert!(long.ends_with('…'));
     }
 }

@@ -1,11 +1,11 @@
-//! JUnit XML, which CI systems read: a suite for each gate, a case for each check. What is unproven is skipped.
+//! JUnit XML for CI systems: a suite for each gate, a case for each check. Unproven checks are skipped cases.
 
 use std::fmt::Write;
 
 use super::escape::markup;
 use anec_validate::{GateReport, GatesReport, Verdict};
 
-/// The report as JUnit XML.
+/// Formats the report as JUnit XML.
 pub fn junit(report: &GatesReport) -> String {
     let mut text = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
     let count = |verdict| report.gates.iter().map(|gate| of(gate, verdict)).sum::<usize>();

@@ -12,9 +12,9 @@
 pub mod inspection;
 pub mod table;
 
+mod bisection;
 mod card;
 mod conversion;
-mod culprit;
 mod escape;
 mod experiments;
 mod forecast;
@@ -28,9 +28,9 @@ mod prediction;
 mod residency;
 mod sensitivities;
 
+pub use bisection::bisection;
 pub use card::{CardFacts, card};
 pub use conversion::conversion;
-pub use culprit::culprit;
 pub use experiments::{arithmetic_findings, experiments, rule_findings};
 pub use forecast::{forecast, rule};
 pub use gates::gates;
@@ -41,7 +41,7 @@ pub use planned::{manifests, plan, plan_json, transforms};
 pub use prediction::{choices, predictions};
 pub use sensitivities::{sensitivities, sensitivities_svg};
 
-/// Bytes in the unit that suits them: `2.0 kB`, `250.0 MB` (powers of 1000).
+/// Formats a number of bytes with a suitable unit: `2.0 kB`, `250.0 MB` (powers of 1000).
 pub fn bytes(count: u64) -> String {
     let mut value = count as f64;
     for unit in ["B", "kB", "MB", "GB"] {
@@ -53,7 +53,7 @@ pub fn bytes(count: u64) -> String {
     unreachable!("the loop returns at the last unit")
 }
 
-/// `1 function`, `2 functions`
+/// Formats a count with its noun: `1 function`, `2 functions`.
 pub fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }

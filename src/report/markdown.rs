@@ -1,14 +1,14 @@
-//! Markdown, for the step summary of GitHub Actions.
+//! Report as Markdown, for the step summary of GitHub Actions.
 
 use std::fmt::Write;
 
 use super::escape::cell;
 use anec_validate::{Check, GatesReport, Verdict};
 
-/// Most rows of a list; the other formats have all.
+/// Maximum rows of a list; the other formats are complete.
 const LISTED: usize = 50;
 
-/// The report as Markdown.
+/// Formats the report as Markdown.
 pub fn markdown(report: &GatesReport) -> String {
     let mut text =
         format!("## {}: {}\n\n| gate | passed | verdict |\n|---|---|---|\n", cell(&report.bundle), report.verdict);
@@ -63,7 +63,7 @@ pub fn markdown(report: &GatesReport) -> String {
     text
 }
 
-/// How far the logits are from the golden's, over all positions, and how likely its texts are.
+/// Table of the logits' distance from the golden, and of the texts' perplexity.
 fn quality(report: &GatesReport) -> String {
     let checks = || report.gates.iter().flat_map(|gate| &gate.checks);
     let mut text = String::new();
@@ -108,7 +108,7 @@ mod tests {
     use anec_validate::verdict::Position;
 
     #[test]
-    fn how_good_logits_are_is_one_row() {
+    fn logits_are_summarized_in_one_row() {
         let position = Position { text: String::new(), position: 0, token: 3, cosine: 0.99, kl: 0.001, top1: true };
         let measured = |list: &[(&str, f64)]| list.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
         let positions = Check {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_open_is_listed() {
+    fn failed_and_unproven_checks_are_listed() {
         let checks = vec![Check::of("a", "it holds", None), Check::of("b|c", "it holds", Some("1 < 2".into()))];
         let gates = vec![
             GateReport::new("structure", checks),

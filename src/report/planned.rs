@@ -1,4 +1,4 @@
-//! What a conversion would make.
+//! Estimate of a conversion.
 
 use serde_json::{Value as Json, json};
 
@@ -10,7 +10,7 @@ use anec_convert::{ConvertPlan, Estimate, FormEstimate};
 use anec_family::{FamilyFacts, FunctionRequest};
 use anec_manifest::{Manifest, Quant, Transform, WeightFormat};
 
-/// The result of `anec plan`; `forms` are the estimates of all forms of experts.
+/// Formats the result of `anec plan`; `forms` are the estimates of all forms of experts.
 pub fn plan(
     manifest: &Manifest,
     facts: &FamilyFacts,
@@ -65,7 +65,7 @@ pub fn plan(
     text
 }
 
-/// What is done to weights before they are quantized, and what of it isn't.
+/// Formats the weight transforms, with notes about those that are left out.
 pub fn transforms(done: &[Transform], notes: &[String]) -> String {
     let name = |transform: &Transform| match transform.rotation() {
         Some(rotation) => format!("{} (seed {})", transform.name(), rotation.seed),
@@ -85,7 +85,7 @@ fn function(request: &FunctionRequest) -> String {
     }
 }
 
-/// The result of `anec plan --json`.
+/// Formats the result of `anec plan --json`.
 pub fn plan_json(
     manifest: &Manifest,
     facts: &FamilyFacts,
@@ -139,7 +139,7 @@ pub fn plan_json(
     json
 }
 
-/// The result of `anec manifests`.
+/// Formats the result of `anec manifests`.
 pub fn manifests(all: &[(&str, Manifest)]) -> String {
     let or_dash = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".into());
     let rows = all.iter().map(|(name, m)| {

@@ -1,4 +1,4 @@
-//! Plots as inline SVG: points over layers, with limits. No script, no font, nothing to load.
+//! Plots as inline SVG: points over layers, with limits. No scripts, fonts or external resources.
 
 use std::fmt::Write;
 
@@ -6,26 +6,26 @@ use super::escape::markup;
 
 const WIDTH: f64 = 460.0;
 const HEIGHT: f64 = 200.0;
-/// Room for the numbers of the axes.
+/// Width reserved for axis labels.
 const LEFT: f64 = 62.0;
 const BOTTOM: f64 = 26.0;
 const TOP: f64 = 26.0;
 const RIGHT: f64 = 12.0;
 
-/// What is plotted.
+/// Plot over layers.
 pub struct Plot<'a> {
-    /// Above the plot.
+    /// Title above the plot.
     pub title: &'a str,
     /// Name and points of each line; x is the layer.
     pub lines: Vec<(&'a str, Vec<(f64, f64)>)>,
-    /// Name and height of limits.
+    /// Name and value of each limit.
     pub limits: Vec<(&'a str, f64)>,
-    /// Powers of ten are equally far apart.
+    /// Whether the vertical axis is logarithmic.
     pub logarithmic: bool,
 }
 
 impl Plot<'_> {
-    /// The plot; nothing if there is no point.
+    /// Draws the plot; `None` if there are no points.
     pub fn svg(&self) -> Option<String> {
         let points: Vec<(f64, f64)> = self
             .lines
@@ -84,7 +84,7 @@ impl Plot<'_> {
                 markup(name),
             );
         }
-        // one line is what the title says
+        // a single line is described by the title
         if self.lines.len() > 1 {
             let mut right = WIDTH - RIGHT;
             for (index, (name, _)) in self.lines.iter().enumerate().rev() {
@@ -111,7 +111,7 @@ impl Plot<'_> {
         Some(svg)
     }
 
-    /// Where a value is on the axis; nowhere if it is none, or not positive on a logarithmic one.
+    /// Position on the vertical axis; `None` for NaN and for values <= 0 on a logarithmic axis.
     fn height(&self, value: f64) -> Option<f64> {
         let height = if self.logarithmic { value.log10() } else { value };
         (value.is_finite() && height.is_finite()).then_some(height)
@@ -122,13 +122,13 @@ fn share(value: f64, range: [f64; 2]) -> f64 {
     if range[1] == range[0] { 0.5 } else { (value - range[0]) / (range[1] - range[0]) }
 }
 
-/// A little room above and below, also where all values are the same.
+/// Extends a range at both ends, also if it is empty.
 fn padded([low, high]: [f64; 2]) -> [f64; 2] {
     let room = if high > low { (high - low) * 0.08 } else { high.abs().max(1.0) * 0.1 };
     [low - room, high + room]
 }
 
-/// A number in few characters.
+/// Short form of a number.
 fn number(value: f64) -> String {
     let magnitude = value.abs();
     if value == 0.0 {

@@ -1,11 +1,11 @@
-//! What is predicted of chips, and what a search chose.
+//! Predictions for chips, and the choices of the search.
 
 use super::bytes;
 use super::table::table;
 use anec_validate::predict::ChipPrediction;
 use anec_validate::search::ChoiceReason;
 
-/// Predictions: of each chip the calls, the speeds in each context, memory and first load.
+/// Formats predictions: for each chip the calls, the speed in each context, memory and first load.
 pub fn predictions(predictions: &[ChipPrediction]) -> String {
     predictions.iter().map(prediction).collect::<Vec<_>>().join("\n")
 }
@@ -46,7 +46,7 @@ fn prediction(prediction: &ChipPrediction) -> String {
     text
 }
 
-/// What a search chose, and why.
+/// Formats the choices of a search and their reasons.
 pub fn choices(reasons: &[ChoiceReason]) -> String {
     table(&["chosen", "because"], reasons.iter().map(|reason| vec![reason.key.to_owned(), reason.reason.clone()]))
 }

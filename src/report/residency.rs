@@ -1,13 +1,13 @@
-//! What the residency gate said.
+//! Result of the residency gate.
 
 use super::bytes;
 use super::table::table;
 use anec_validate::GateReport;
 
-/// Most ops that are listed of one function; JSON has all.
+/// Maximum number of listed ops per function; JSON has all.
 const LISTED: usize = 12;
 
-/// What is measured of the planned cost, and how it is said.
+/// Measured shares of the planned cost, with their names.
 const DEVICES: [(&str, &str); 5] = [
     ("cost_on_neural_engine", "the Neural Engine"),
     ("cost_on_cpu", "the CPU"),
@@ -16,7 +16,7 @@ const DEVICES: [(&str, &str); 5] = [
     ("cost_undetermined", "no device"),
 ];
 
-/// Where the ops of each function are, and which are in the wrong place. Nothing without a plan.
+/// Formats the placement of each function's ops, and the misplaced ops. `None` without a plan.
 pub fn residency(gate: &GateReport) -> Option<String> {
     let planned: Vec<_> = gate.checks.iter().filter(|check| !check.measured.is_empty()).collect();
     if planned.is_empty() {
@@ -50,7 +50,7 @@ pub fn residency(gate: &GateReport) -> Option<String> {
             .iter()
             .filter_map(|(name, device)| Some(format!("{} on {device}", percent(*check.measured.get(*name)?))))
             .collect();
-        // where everything is in one place, the table has said so
+        // the table already shows functions with a single device
         if parts.len() > 1 {
             text.push_str(&format!("  {}: {} of the planned cost\n", check.subject, parts.join(", ")));
         }
@@ -105,7 +105,7 @@ mod tests {
     use anec_validate::thresholds::ResidencyThresholds;
     use anec_validate::{GateReport, GatesReport, Verdict};
 
-    /// A bundle of the one package that the hand-made plan is of.
+    /// Bundle with only the package of the hand-made plan.
     fn bundle() -> Bundle {
         let mut bundle = fake::bundle(&FakeOptions::default());
         let package = "model.mlpackage".to_owned();
@@ -138,7 +138,7 @@ mod tests {
         (verdict, crate::gates(&GatesReport::new("double", vec![gate])))
     }
 
-    /// An op of the function for one token, by the name of its result.
+    /// Op of the function for one token, by the name of its result.
     fn op<'a>(plan: &'a mut Json, output: &str) -> &'a mut Json {
         let operations = plan["functions"][0]["operations"].as_array_mut().unwrap();
         operations.iter_mut().find(|op| op["outputs"][0] == output).unwrap()
@@ -164,8 +164,8 @@ mod tests {
         insta::assert_snapshot!("elsewhere", text);
     }
 
-    /// The plan of the best public artefact in its shape (tests/fixtures/plans/qwen3_1.7b_palette6.json): so many ops of
-    /// a kind with a device and their cost together, for each of the two lengths.
+    /// Compute plan of the best public package (tests/fixtures/plans/qwen3_1.7b_palette6.json): counts of ops by kind
+    /// and device with their total cost, for each of the two lengths.
     fn public_artefact(plan: &mut Json) {
         let text = include_str!("../../tests/fixtures/plans/qwen3_1.7b_palette6.json");
         let shape: Json = serde_json::from_str(text).unwrap();
@@ -209,7 +209,7 @@ mod tests {
             reason: reason.map(str::to_owned),
         };
         let index_ops = Some("index arithmetic of the caches");
-        // with a named reason the share counts; what has no device stays open
+        // with a reason the share counts; ops without a device stay undetermined
         let gate = try_judged_by(public_artefact, &share(0.995, index_ops)).unwrap();
         let verdicts = |gate: &GateReport| gate.checks.iter().map(|check| check.verdict).collect::<Vec<_>>();
         let (passed, unproven, failed) = (Verdict::Passed, Verdict::Unproven, Verdict::Failed);
@@ -225,7 +225,7 @@ mod tests {
             assert!(text.contains("index arithmetic of the caches"), "{text}");
         }
         assert!(serde_json::to_string(&report).unwrap().contains("index arithmetic of the caches"));
-        // a share that doesn't hold
+        // share not reached
         let gate = try_judged_by(public_artefact, &share(0.9999, index_ops)).unwrap();
         assert_eq!(verdicts(&gate)[1], failed);
         let detail = gate.checks[1].detail.as_deref().unwrap();
@@ -234,7 +234,7 @@ mod tests {
             "{detail}"
         );
 
-        // the clock speaks for ops without a device and without a cost
+        // latency decides about ops without device and cost
         let timed = |plan: &mut Json| {
             public_artefact(plan);
             for function in plan["functions"].as_array_mut().unwrap() {
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(gate.verdict, passed);
         let said = gate.checks[2].detail.as_deref().unwrap();
         assert!(said.ends_with("none has a cost, and a call takes 36.00 ms, 48.00 ms on the CPU alone"), "{said}");
-        // without a reason a share comes on top of the rule
+        // without a reason the share is an additional condition
         let gate = try_judged_by(|_| {}, &share(0.99, None)).unwrap();
         assert_eq!((gate.verdict, gate.notes.len()), (passed, 0));
         let costly = |plan: &mut Json| op(plan, "causal")["preferred"] = Json::Null;
@@ -273,18 +273,18 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_that_shows_nothing_proves_nothing() {
-        // nothing at all
+    fn incomplete_plans_are_unproven() {
+        // no functions
         let (verdict, text) = judged(|plan| plan["functions"] = json!([]));
         assert_eq!(verdict, Verdict::Unproven);
         insta::assert_snapshot!("empty", text);
-        // nothing of one length
+        // one length missing
         let (verdict, text) = judged(|plan| {
             plan["functions"].as_array_mut().unwrap().pop();
         });
         assert_eq!(verdict, Verdict::Unproven);
         insta::assert_snapshot!("missing", text);
-        // a function without ops; then one without convolutions, and one with some of them
+        // a function without ops; without convs; with some of the convs
         let (verdict, text) = judged(|plan| {
             plan["functions"][0]["operations"] = json!([]);
             let operations = plan["functions"][1]["operations"].as_array_mut().unwrap();
@@ -298,20 +298,20 @@ mod tests {
         });
         assert_eq!(verdict, Verdict::Unproven);
         assert!(text.contains("the plan has 3 of the 4 convs of the program"), "{text}");
-        // a virtual machine
+        // virtual machine
         let (verdict, text) = judged(|plan| plan["machine"]["neural_engine_cores"] = Json::Null);
         assert_eq!(verdict, Verdict::Unproven);
         assert!(text.contains("the plan is of a machine without a Neural Engine"), "{text}");
     }
 
     #[test]
-    fn the_clock_can_cast_doubt_on_a_plan() {
+    fn latency_can_cast_doubt_on_a_plan() {
         let (verdict, text) = judged(|plan| {
             plan["functions"][1]["timings"][0]["milliseconds"] = json!([3.4, 3.6, 3.5]);
         });
         assert_eq!(verdict, Verdict::Unproven);
         insta::assert_snapshot!("suspect", text);
-        // what isn't resident anyway needs no doubt; what wasn't timed isn't doubted
+        // latency isn't considered for functions that fail anyway, or that weren't timed
         let (verdict, text) = judged(|plan| {
             plan["functions"][0]["timings"] = json!([]);
             plan["functions"][1]["timings"][0]["milliseconds"] = json!([3.4]);
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn plans_of_something_else_are_refused() {
+    fn plans_of_other_bundles_are_refused() {
         let refused = |change: fn(&mut Json)| {
             let error = try_judged(change).unwrap_err();
             assert_eq!((error.fault(), error.help().is_some()), (Fault::Source, true));

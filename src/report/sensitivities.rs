@@ -1,4 +1,4 @@
-//! What number formats cost, role by role and layer by layer: a table, and a plot for each format.
+//! Cost of number formats by role and layer: a table, and a plot for each format.
 
 use std::fmt::Write;
 
@@ -8,22 +8,23 @@ use super::table::table;
 use anec_convert::report::{FormatCost, PlanReport, PlannedGroup};
 use anec_manifest::{Quant, QuantOverride, QuantPlan, Role};
 
-/// Height of a plot and of the room above the first.
+/// Height of a plot with the space above it.
 const HEIGHT: usize = 210;
 
-/// Colours of roles, and type.
+/// Style sheet of the plots.
 const STYLE: &str = "text{font:11px sans-serif;fill:#333}.title{font-weight:bold}.tick{text-anchor:end}\
 .label{text-anchor:middle}.name{text-anchor:end}.grid{stroke:#ddd}polyline{fill:none;stroke-width:1.5}\
 .line0{stroke:#1f6fb4;fill:#1f6fb4}.line1{stroke:#d1701f;fill:#d1701f}.line2{stroke:#2c8c3c;fill:#2c8c3c}\
 .line3{stroke:#a33;fill:#a33}.line4{stroke:#7a4bb5;fill:#7a4bb5}polyline.line0,polyline.line1,polyline.line2,\
 polyline.line3,polyline.line4{fill:none}text.name{stroke:none}";
 
-/// The name of a format.
+/// Name of a format.
 fn name(format: QuantOverride) -> String {
     Quant { overrides: [(Role::MlpUp, format)].into(), ..Quant::default() }.of(Role::MlpUp, None).to_string()
 }
 
-/// The result of `anec quant`: divergence and size of every group in every format; what a plan chose is marked.
+/// Formats the result of `anec quant`: KL divergence and size of each group in each format, with the plan's choices
+/// marked.
 pub fn sensitivities(tokens: u64, groups: &[PlannedGroup], plan: Option<&PlanReport>) -> String {
     let names: Vec<String> = groups
         .first()
@@ -63,13 +64,13 @@ pub fn sensitivities(tokens: u64, groups: &[PlannedGroup], plan: Option<&PlanRep
 fn nats(value: f64) -> String {
     match value {
         0.0 => "0".into(),
-        // what came out were no numbers
+        // NaN results are stored as the largest number
         f64::MAX => "infinite".into(),
         value => format!("{value:.1e}"),
     }
 }
 
-/// The divergences over the layers, a plot for each format, a line for each role, as one SVG file.
+/// Plots the divergences over the layers as one SVG file: a plot for each format, a line for each role.
 pub fn sensitivities_svg(groups: &[PlannedGroup]) -> String {
     let mut roles: Vec<Role> = groups.iter().filter(|group| group.layer.is_some()).map(|group| group.role).collect();
     roles.sort();

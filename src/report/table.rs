@@ -2,7 +2,7 @@
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
 
-/// A table without lines but one under the head. Columns whose head begins with `>` are aligned to the right.
+/// Formats a table with a line under the head. Columns whose head begins with `>` are right-aligned.
 pub fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
@@ -16,7 +16,7 @@ pub fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Stri
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));
     }
-    // no spaces at line ends: tables are compared, copied and searched
+    // no trailing spaces: tables are compared, copied and searched
     table.to_string().lines().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_aligned_and_lines_have_no_tail() {
+    fn columns_are_aligned_and_lines_have_no_trailing_space() {
         let rows = [vec!["a".to_owned(), "10".to_owned()], vec!["long".to_owned(), "5".to_owned()]];
         assert_eq!(table(&["name", ">size"], rows), "name  size\na       10\nlong     5\n");
     }

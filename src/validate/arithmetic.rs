@@ -1,27 +1,27 @@
-//! The effects of `validators/ane-arithmetic.yaml`: who published what of the Neural Engine's arithmetic, which the
+//! Effects of `validators/ane-arithmetic.yaml`: published properties of the Neural Engine's arithmetic, which the
 //! executor simulates.
 
 use crate::data;
 use serde::Deserialize;
 
-/// Built into the binary, so that a simulation says everywhere what it rests on.
+/// Part of the binary, so that a simulation can always name its sources.
 const EFFECTS: &str = include_str!("validators/ane-arithmetic.yaml");
 
-/// What is published of one effect.
+/// Published facts about one effect.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PublishedEffect {
-    /// Its name, that of an [`EngineEffect`](anec_exec::EngineEffect).
+    /// Name of an [`EngineEffect`](anec_exec::EngineEffect).
     pub effect: String,
-    /// What happens.
+    /// Description of the effect.
     pub says: String,
-    /// What isn't published and was chosen.
+    /// Unpublished details that were chosen here.
     pub ours: Option<String>,
-    /// The chips of the source.
+    /// Chips that the source measured.
     pub chips: Vec<String>,
-    /// Who measured it.
+    /// Source of the measurement.
     pub source: String,
-    /// The date of the source.
+    /// Date of the source.
     pub date: String,
 }
 

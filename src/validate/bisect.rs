@@ -1,8 +1,8 @@
-//! Finds the smallest piece of a program that fails: ops are left out for as long as what is left fails in the same way.
+//! Finds the smallest piece of a program that fails in the same way as the whole, by leaving out ops.
 //!
-//! What an op that was left out would have given becomes an input of the piece, and what nothing in the piece reads
-//! becomes its output; so any set of ops is a program of its own. The method is delta debugging (Zeller, Hildebrandt:
-//! Simplifying and Isolating Failure-Inducing Input, 2002), after bisections of where the piece ends and begins.
+//! Results of omitted ops become inputs of the piece, and results that nothing in the piece reads become outputs; so
+//! any set of ops is a valid program. The method bisects the end and the beginning of the piece, then applies delta
+//! debugging (Zeller, Hildebrandt: Simplifying and Isolating Failure-Inducing Input, 2002).
 //!
 //! | module | holds |
 //! |---|---|
@@ -10,11 +10,11 @@
 //! | [`search`] | which ops are enough |
 //! | [`form`] | predicate: the rules of MIL |
 //! | [`fp16_predicate`] | predicate: half precision, on the values that the whole function computes |
-//! | [`outside`] | predicates of others: Core ML's compiler, its placement, a user's program |
+//! | [`package_predicate`] | predicates of others: Core ML's compiler, its placement, a user's program |
 
 pub mod form;
 pub mod fp16_predicate;
-pub mod outside;
+pub mod package_predicate;
 pub mod piece;
 pub mod search;
 
@@ -27,58 +27,58 @@ use anec_bundle::layer_of;
 use anec_mil::Function;
 use anec_mil::verify::infer_what_can_be;
 
-/// The predicates that have a name; what has none of these is a command.
-pub const NAMED: [&str; 4] = ["structure", "numerics", "compile", "residency"];
+/// Named predicates; any other text is a command.
+pub const PREDICATES: [&str; 4] = ["structure", "numerics", "compile", "residency"];
 
-/// A way in which a function fails.
+/// Failure of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// What is the same where a piece fails as the whole does: a claim, a problem.
+    /// Identity of the failure, equal for the piece and the whole: a claim, a problem.
     pub kind: String,
-    /// What was found.
+    /// Finding in detail.
     pub detail: String,
 }
 
-/// Says in which ways functions fail.
+/// Test of whether and how functions fail.
 pub trait Predicate {
-    /// The ways in which a function fails; none if it doesn't, or can't be tried at all.
+    /// Returns the failures of a function; empty if it passes or can't be tried.
     ///
     /// # Errors
-    /// When nothing can be said of any function: a constant that can't be read, a tool that isn't there.
+    /// If no function can be tested: unreadable constant, missing tool.
     fn failures(&mut self, function: &Function) -> Result<Vec<Failure>>;
 }
 
-/// The smallest piece that was found.
+/// Smallest failing piece.
 #[derive(Clone, Debug)]
 pub struct MinimalRepro {
-    /// Ops of the whole function, without constants.
+    /// Number of ops of the whole function, without constants.
     pub ops_before: usize,
-    /// The ops that are left, in their order; constants that they read aren't listed.
-    pub ops: Vec<CulpritOp>,
-    /// What was found of the piece.
+    /// Remaining ops in order, without the constants that they read.
+    pub ops: Vec<FailingOp>,
+    /// Failures of the piece.
     pub findings: Vec<String>,
-    /// Pieces that were tried.
+    /// Number of pieces that were tried.
     pub tries: usize,
-    /// The piece.
+    /// Piece as a function.
     pub piece: Function,
 }
 
-/// An op of the piece.
+/// Op of the piece.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct CulpritOp {
-    /// Its name.
+pub struct FailingOp {
+    /// Name.
     pub name: String,
-    /// Its operator.
+    /// Operator.
     pub operator: String,
-    /// The layer that its name says.
+    /// Layer, according to the name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layer: Option<usize>,
 }
 
-/// The smallest piece of a function that fails as the whole does; nothing if the whole doesn't fail.
+/// Finds the smallest piece of a function that fails as the whole does. Returns `None` if the whole function passes.
 ///
 /// # Errors
-/// As the predicate's.
+/// Any error of the predicate.
 pub fn bisect(function: &Function, predicate: &mut dyn Predicate) -> Result<Option<MinimalRepro>> {
     let whole = predicate.failures(function)?;
     if whole.is_empty() {
@@ -96,19 +96,19 @@ pub fn bisect(function: &Function, predicate: &mut dyn Predicate) -> Result<Opti
         Ok(failures.into_iter().filter(|failure| kinds.contains(&failure.kind)).collect())
     };
     let all: Vec<usize> = (0..ops.len()).collect();
-    // what isn't in the ops (a description, a name) doesn't survive being taken apart
+    // failures outside the ops (a description, a name) disappear in a piece
     if same(&all)?.is_empty() {
         let findings = whole.into_iter().map(|failure| failure.detail).collect();
-        return Ok(Some(culprit(function, function.clone(), ops.len(), &ops, findings, tries)));
+        return Ok(Some(minimal(function, function.clone(), ops.len(), &ops, findings, tries)));
     }
     let smallest = search::smallest(ops.len(), &mut |choice| Ok(!same(choice)?.is_empty()))?;
     let findings = same(&smallest)?.into_iter().map(|failure| failure.detail).collect();
     let kept: Vec<usize> = chosen(&smallest).into_iter().collect();
     let piece = piece::piece(function, &known, &chosen(&smallest)).unwrap_or_else(|| function.clone());
-    Ok(Some(culprit(function, piece, ops.len(), &kept, findings, tries)))
+    Ok(Some(minimal(function, piece, ops.len(), &kept, findings, tries)))
 }
 
-fn culprit(
+fn minimal(
     function: &Function,
     piece: Function,
     ops_before: usize,
@@ -116,7 +116,7 @@ fn culprit(
     findings: Vec<String>,
     tries: usize,
 ) -> MinimalRepro {
-    let ops = kept.iter().map(|at| &function.block.ops[*at]).map(|op| CulpritOp {
+    let ops = kept.iter().map(|at| &function.block.ops[*at]).map(|op| FailingOp {
         name: op.name.clone(),
         operator: op.operator.clone(),
         layer: layer_of(&op.name),

@@ -1,4 +1,4 @@
-//! The chips of `validators/chips.yaml`: what is published of their Neural Engines, every fact with its source.
+//! Chips of `validators/chips.yaml`: published facts about their Neural Engines, with sources.
 
 use crate::data;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,71 +11,71 @@ use serde::{Deserialize, Serialize};
 use anec_base::{Diagnostic, Fault};
 use anec_manifest::{Granularity, Int8Op, NumberFormat, WeightFormat};
 
-/// Built into the binary, so that a prediction doesn't depend on where it is made.
+/// Part of the binary, so that predictions are the same everywhere.
 const CHIPS: &str = include_str!("validators/chips.yaml");
 
-/// All chips.
+/// Table of chips.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ChipTable {
-    /// Where facts come from, by the names that facts use.
+    /// Sources by the names that facts refer to.
     pub sources: BTreeMap<String, FactSource>,
-    /// What chips with the same Neural Engine have in common.
+    /// Common facts of chips with the same Neural Engine.
     pub generations: Vec<Chip>,
-    /// The chips.
+    /// Chips.
     pub chips: Vec<Chip>,
     /// Systems with known defects.
     pub systems: Vec<SystemDefect>,
 }
 
-/// A publication.
+/// Publication.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FactSource {
     /// Author, title, revision, place.
     pub what: String,
-    /// When it was published, or read: `2026-11-22`.
+    /// Date of publication or access: `2026-11-22`.
     pub date: String,
 }
 
-/// A published fact.
+/// Published fact.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Fact<T> {
-    /// What is said.
+    /// Value.
     pub value: T,
-    /// Who says so: a name of [`ChipTable::sources`].
+    /// Name of the source in [`ChipTable::sources`].
     pub source: String,
-    /// What else is said.
+    /// Remark.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 
-/// A chip, or what a generation of chips has in common.
+/// A chip, or a generation of chips.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Chip {
-    /// `M4 Max`
+    /// Name: `M4 Max`.
     pub name: String,
-    /// The generation whose facts it shares.
+    /// Generation whose facts the chip inherits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<String>,
-    /// Bytes of weights that the Neural Engine streams, in 10^9 a second.
+    /// Rate at which the Neural Engine streams weights, in GB/s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth_gb_s: Option<Fact<f64>>,
-    /// What its memory gives at most, in 10^9 bytes a second.
+    /// Peak memory bandwidth, in GB/s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_gb_s: Option<Fact<f64>>,
-    /// Weights that are looked up in palettes, in 10^9 a second.
+    /// Rate of palette lookups, in 10^9 weights a second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub palette_gweights_s: Option<Fact<f64>>,
-    /// Largest rate of fp16 multiplications and additions, in 10^12 a second.
+    /// Peak rate of fp16 operations, in TFLOPS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tflops: Option<Fact<f64>>,
-    /// Milliseconds of a call, whatever it computes.
+    /// Fixed cost of a call, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub call_ms: Option<Fact<f64>>,
-    /// How forms of weights are read.
+    /// How each form of weights is read.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub weights: BTreeMap<WeightPath, Fact<Reading>>,
     /// Largest size of the last two axes.
@@ -84,34 +84,34 @@ pub struct Chip {
     /// Largest size of the channel axis.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub most_channels: Option<Fact<u64>>,
-    /// Ops of the largest program that was seen to compile.
+    /// Number of ops of the largest program known to compile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub most_ops: Option<Fact<usize>>,
-    /// Weights of the largest package that was seen on the Neural Engine, in 10^6 bytes.
+    /// Weights of the largest package known to run on the Neural Engine, in MB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub most_package_mb: Option<Fact<f64>>,
-    /// States of a function, at most.
+    /// Maximum number of states of a function.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub most_states: Option<Fact<usize>>,
-    /// Memory that a process may use, in 10^6 bytes.
+    /// Memory limit of a process, in MB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process_mb: Option<Fact<f64>>,
 }
 
-/// A form of weights, as the Neural Engine tells them apart.
+/// Form of weights, as far as the Neural Engine distinguishes them.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema, strum::Display,
 )]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum WeightPath {
-    /// Not compressed.
+    /// Uncompressed.
     Fp16,
-    /// 8-bit integers with a scale for each tensor or channel, by `constexpr_affine_dequantize`.
+    /// 8-bit integers with a scale per tensor or channel, by `constexpr_affine_dequantize`.
     Int8Affine,
-    /// The same by `constexpr_blockwise_shift_scale`.
+    /// 8-bit integers with a scale per tensor or channel, by `constexpr_blockwise_shift_scale`.
     Int8Blockwise,
-    /// Integers with a scale for each block of input channels.
+    /// Integers with a scale per block of input channels.
     Blocks,
     /// 4-bit integers.
     Int4,
@@ -124,7 +124,7 @@ pub enum WeightPath {
 }
 
 impl WeightPath {
-    /// The form of a number format.
+    /// Form of a number format.
     pub fn of(format: &NumberFormat) -> Self {
         match (format.weights, format.granularity) {
             (WeightFormat::None, _) => WeightPath::Fp16,
@@ -145,91 +145,91 @@ impl WeightPath {
 pub enum Reading {
     /// Compressed, in every call.
     Streams,
-    /// As fp16: they are unfolded when the program is loaded.
+    /// As fp16: expanded when the program is loaded.
     Unfolds,
     /// Not on the Neural Engine.
     Fails,
 }
 
-/// A system with a known defect.
+/// System with a known defect.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SystemDefect {
-    /// The systems.
+    /// Affected systems.
     pub os: String,
-    /// Chips on which it was seen; all if none are named.
+    /// Affected chips; all if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub chips: Vec<String>,
-    /// What is wrong.
+    /// Defect.
     pub defect: String,
-    /// What to do.
+    /// Remedy.
     pub remedy: String,
-    /// Who says so: a name of [`ChipTable::sources`].
+    /// Name of the source in [`ChipTable::sources`].
     pub source: String,
 }
 
-/// What a program is for: a chip and, where it matters, the version of its system.
+/// Target of a program: a chip and, optionally, the version of its system.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChipTarget<'a> {
-    /// The chip.
+    /// Chip.
     pub chip: &'a Chip,
     /// Major version of the system: `27`.
     pub os: Option<u32>,
 }
 
 impl ChipTarget<'_> {
-    /// Its name on a command line: `m5-pro@27`.
+    /// Name on the command line: `m5-pro@27`.
     pub fn id(&self) -> String {
         self.os.map_or_else(|| self.chip.id(), |os| format!("{}@{os}", self.chip.id()))
     }
 
-    /// Whether something that names chips and systems is about it: what names none is about all, and what names systems
-    /// is about a target whose system isn't known.
+    /// Whether a list of chips and systems includes the target. An empty list includes everything. If the target's
+    /// system isn't known, all systems are included.
     pub fn is_meant(&self, chips: &[String], systems: &[u32]) -> bool {
         (chips.is_empty() || self.chip.is_among(chips))
             && (systems.is_empty() || self.os.is_none_or(|os| systems.contains(&os)))
     }
 }
 
-/// What can be wrong with a table of chips, or with a question to it.
+/// Error in a table of chips, or in a query.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChipError {
-    /// The text isn't a table.
+    /// Text that isn't a table.
     #[error("chips: {0}")]
     Syntax(String),
-    /// A fact can't be used.
+    /// Invalid fact.
     #[error("chips: {place}: {problem}")]
     Fact {
-        /// The chip and the fact.
+        /// Chip and fact.
         place: String,
         /// Found and expected.
         problem: String,
     },
-    /// There is no such chip.
+    /// Unknown chip.
     #[error("no chip `{given}` is known")]
     Unknown {
-        /// What was asked for.
+        /// Name as given.
         given: String,
-        /// The chips that are known.
+        /// Known chips.
         known: Vec<String>,
     },
-    /// A system isn't a number.
+    /// System that isn't a number.
     #[error("`{target}`: system `{given}`, expected a major version, as in m5@27")]
     System {
-        /// What was given as the system.
+        /// System as given.
         given: String,
-        /// The target.
+        /// Target.
         target: String,
     },
-    /// Too little is published.
+    /// Missing published data.
     #[error("the speed of {chip} can't be predicted: {missing} isn't published")]
     Unpublished {
-        /// The chip.
+        /// Chip.
         chip: String,
-        /// What is missing.
+        /// Missing fact.
         missing: &'static str,
-        /// The chips for which it is there.
+        /// Chips for which the fact is known.
         known: Vec<String>,
     },
 }
@@ -252,24 +252,24 @@ impl Diagnostic for ChipError {
     }
 }
 
-/// How names are compared: `m4-max`, `M4_Max` and `Apple M4 Max` are one.
+/// Normalizes names for comparison: `m4-max`, `M4_Max` and `Apple M4 Max` are equal.
 fn folded(name: &str) -> String {
     let name = name.to_lowercase();
     name.strip_prefix("apple ").unwrap_or(&name).chars().filter(|c| c.is_alphanumeric()).collect()
 }
 
 impl ChipTable {
-    /// The table that is part of the binary.
+    /// Built-in table.
     pub fn built_in() -> &'static ChipTable {
         static TABLE: LazyLock<ChipTable> =
             LazyLock::new(|| ChipTable::parse(CHIPS).expect("validators/chips.yaml is part of the binary and tested"));
         &TABLE
     }
 
-    /// Reads a table, in which every fact must name a source of its list; chips get the facts of their generations.
+    /// Parses a table. Every fact must refer to a source of the list; chips inherit the facts of their generation.
     ///
     /// # Errors
-    /// What is wrong, and where.
+    /// If the text isn't a table, or a fact is invalid.
     pub fn parse(text: &str) -> Result<ChipTable, ChipError> {
         let mut table: ChipTable = data::parse(text).map_err(ChipError::Syntax)?;
         let wrong = |place: &str, problem: String| ChipError::Fact { place: place.to_owned(), problem };
@@ -321,10 +321,10 @@ impl ChipTable {
         Ok(table)
     }
 
-    /// A chip by its name, in any spelling: `m4-max`, `M4 Max`, `Apple M4 Max`.
+    /// Finds a chip by its name in any spelling: `m4-max`, `M4 Max`, `Apple M4 Max`.
     ///
     /// # Errors
-    /// When there is none; the error lists those that there are.
+    /// [`ChipError::Unknown`], which lists the known chips.
     pub fn find(&self, name: &str) -> Result<&Chip, ChipError> {
         self.chips.iter().find(|chip| folded(&chip.name) == folded(name)).ok_or_else(|| ChipError::Unknown {
             given: name.to_owned(),
@@ -332,10 +332,10 @@ impl ChipTable {
         })
     }
 
-    /// A target: the name of a chip, and after `@` the major version of its system, if that is given.
+    /// Parses a target: the name of a chip, optionally followed by `@` and the major version of its system.
     ///
     /// # Errors
-    /// When there is no such chip, or the version isn't a number.
+    /// If there is no such chip, or the version isn't a number.
     pub fn target(&self, name: &str) -> Result<ChipTarget<'_>, ChipError> {
         let (chip, os) = name.split_once('@').map_or((name, None), |(chip, os)| (chip, Some(os)));
         let version = |os: &str| {
@@ -345,7 +345,7 @@ impl ChipTable {
         Ok(ChipTarget { chip: self.find(chip)?, os: os.map(version).transpose()? })
     }
 
-    /// The defects that are known of systems of a chip.
+    /// Known defects of a chip's systems.
     pub fn defects_of<'a>(&'a self, chip: &'a Chip) -> impl Iterator<Item = &'a SystemDefect> {
         let on_it = |name: &String| folded(name) == folded(&chip.name);
         self.systems.iter().filter(move |system| system.chips.is_empty() || system.chips.iter().any(on_it))
@@ -353,18 +353,18 @@ impl ChipTable {
 }
 
 impl Chip {
-    /// The name as it is written on a command line: `m4-max`.
+    /// Name on the command line: `m4-max`.
     pub fn id(&self) -> String {
         self.name.to_lowercase().replace(' ', "-")
     }
 
-    /// Whether a rule or a defect that names chips is about this one: it names the chip, or its generation.
+    /// Whether a list of names contains the chip or its generation.
     pub fn is_among(&self, names: &[String]) -> bool {
         let own = [Some(&self.name), self.generation.as_ref()];
         own.into_iter().flatten().any(|own| names.iter().any(|name| folded(name) == folded(own)))
     }
 
-    /// How a form of weights is read; nothing where nothing is published.
+    /// How a form of weights is read; `None` if nothing is published.
     pub fn reading(&self, path: WeightPath) -> Option<Reading> {
         match path {
             WeightPath::Fp16 => Some(Reading::Streams),
@@ -372,7 +372,7 @@ impl Chip {
         }
     }
 
-    /// The numbers of its own that aren't whole, by name.
+    /// Floating-point facts of the chip itself, by name.
     fn floats(&self) -> [(&'static str, &Option<Fact<f64>>); 7] {
         [
             ("bandwidth_gb_s", &self.bandwidth_gb_s),
@@ -389,7 +389,7 @@ impl Chip {
         self.floats().into_iter().filter_map(|(name, fact)| Some((name, fact.as_ref()?.value)))
     }
 
-    /// The source of every fact of its own.
+    /// Sources of all facts of the chip itself.
     fn sources(&self) -> IndexMap<String, &str> {
         let mut sources = IndexMap::new();
         for (name, fact) in self.floats() {
@@ -405,7 +405,7 @@ impl Chip {
         sources
     }
 
-    /// Takes the facts of a generation that it hasn't itself.
+    /// Inherits missing facts from a generation.
     fn inherit(&mut self, common: &Chip) {
         fn take<T: Clone>(own: &mut Option<Fact<T>>, common: &Option<Fact<T>>) {
             if own.is_none() {
@@ -444,7 +444,7 @@ mod tests {
         jsonschema::validate(&schema(), &json).unwrap();
         let table = ChipTable::parse(CHIPS).unwrap();
         assert!(table.chips.len() >= 25, "{}", table.chips.len());
-        // every source is somebody's, and every generation has chips
+        // every source is used, and every generation has chips
         let used: BTreeSet<&str> = table
             .generations
             .iter()
@@ -468,7 +468,7 @@ mod tests {
         let form = |weights, granularity, op| NumberFormat { weights, granularity, row_scale: false, op };
         let int8 = |op| WeightPath::of(&form(WeightFormat::Int8, Granularity::PerChannel, op));
         let m2 = table.find("M2").unwrap();
-        // the older op streams where the newer one is bridged
+        // the older op streams, the newer one is expanded
         assert_eq!(m2.reading(int8(Int8Op::Affine)), Some(Reading::Streams));
         assert_eq!(m2.reading(int8(Int8Op::Auto)), Some(Reading::Unfolds));
         assert_eq!(max.reading(int8(Int8Op::Auto)), Some(Reading::Streams));
@@ -483,7 +483,7 @@ mod tests {
         let target = table.target("m5-pro@27").unwrap();
         assert_eq!((target.id().as_str(), target.chip.name.as_str(), target.os), ("m5-pro@27", "M5 Pro", Some(27)));
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        // a generation stands for its chips
+        // a generation includes its chips
         assert!(target.is_meant(&names(&["M5"]), &[]) && target.is_meant(&[], &[26, 27]));
         assert!(!target.is_meant(&names(&["M5 Max"]), &[]) && !target.is_meant(&[], &[26]));
         assert!(table.target("m5-pro").unwrap().is_meant(&[], &[26]));
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_is_an_error_that_lists_what_is_known() {
+    fn errors_list_known_chips() {
         let error = ChipTable::built_in().find("m9").unwrap_err();
         assert_eq!((error.to_string().as_str(), error.fault()), ("no chip `m9` is known", Fault::Usage));
         let help = error.help().unwrap();

@@ -1,5 +1,5 @@
-//! Experiments for the Neural Engine: `validators/probes.yaml`. Each is a small program that settles a rule which sources
-//! contest, or shows what a published risk is on this machine.
+//! Device experiments of `validators/probes.yaml`. Each is a small program that settles a contested rule, or checks a
+//! published risk on this machine.
 //!
 //! | module | holds |
 //! |---|---|
@@ -25,29 +25,28 @@ pub use launch::{ProbeReport, launch};
 pub use program::ProgramSpec;
 pub use run::{ProbeOutcome, run};
 
-/// Built into the binary.
 const PROBES: &str = include_str!("validators/probes.yaml");
 
-/// An experiment.
+/// Experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Experiment {
-    /// Its name.
+    /// Name.
     pub id: String,
-    /// The question, in a few words.
+    /// Question in a few words.
     pub asks: String,
-    /// Who asked first: a risk, a rule, a list of open questions.
+    /// Origin of the question: a risk, a rule, a list of open questions.
     pub about: String,
-    /// The program.
+    /// Program to run.
     #[serde(default)]
     pub program: ProgramSpec,
-    /// The rules that its outcome confirms or refutes.
+    /// Rules that the outcome confirms or refutes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub settles: Vec<Settles>,
-    /// The sizes in which it is built.
+    /// Sizes in which the program is built.
     #[serde(default = "sizes")]
     pub sizes: Vec<ProbeSize>,
-    /// Largest relative error of the numbers that isn't wrong.
+    /// Largest relative error of correct results.
     #[serde(default = "tolerance")]
     pub tolerance: f64,
 }
@@ -56,53 +55,53 @@ fn sizes() -> Vec<ProbeSize> {
     <ProbeSize as strum::IntoEnumIterator>::iter().collect()
 }
 
-/// A few roundings to fp16, one after another.
+/// A few roundings to fp16 in sequence.
 fn tolerance() -> f64 {
     0.02
 }
 
-/// What an outcome says of a rule.
+/// Interpretation of an outcome for a rule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Settles {
-    /// The rule.
+    /// Name of the rule.
     pub rule: String,
-    /// Outcomes that confirm it; all others that say something refute it.
+    /// Outcomes that confirm the rule; all other conclusive ones refute it.
     #[serde(default = "trouble")]
     pub confirmed_by: Vec<OutcomeKind>,
-    /// Another experiment of the same size: the rule is confirmed if this one takes a tenth more time.
+    /// Other experiment of the same size: the rule is confirmed if this one takes at least 10 % longer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slower_than: Option<String>,
 }
 
-/// Everything but what a user wants.
+/// All outcomes except [`OutcomeKind::Resident`].
 fn trouble() -> Vec<OutcomeKind> {
     use OutcomeKind::{Crashed, Elsewhere, Failed, Hung, Refused, Wrong};
     vec![Elsewhere, Refused, Failed, Crashed, Hung, Wrong]
 }
 
-/// How an experiment ended.
+/// Outcome of an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema, strum::Display)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum OutcomeKind {
-    /// Every op prefers the Neural Engine, and the numbers are right.
+    /// Every op prefers the Neural Engine, and the results are correct.
     Resident,
-    /// Some ops prefer another device, or none is named for all.
+    /// Some ops prefer another device, or the plan names no device for any.
     Elsewhere,
-    /// It didn't compile.
+    /// Compilation failed.
     Refused,
-    /// It compiled and couldn't be loaded or run.
+    /// Compilation succeeded, but loading or running failed.
     Failed,
-    /// It ran, and the numbers are wrong.
+    /// Results are wrong.
     Wrong,
-    /// Its process ended on its own.
+    /// The process crashed.
     Crashed,
-    /// It didn't end in time.
+    /// The process exceeded its time limit.
     Hung,
 }
 
-/// How large the program of an experiment is.
+/// Size of an experiment's program.
 #[derive(
     Clone,
     Copy,
@@ -171,7 +170,7 @@ mod tests {
         let risks = [
             "A1", "A2", "A3", "A4", "A5", "A6", "A7", "A8", "B1", "B2", "B3", "C1", "C2", "C3", "C4", "C5", "C6", "C7",
         ];
-        // the eighth is about the mathematics of a model, which parity settles without a Mac
+        // question 8 is about a model's mathematics, which parity settles without a Mac
         let questions = (1..=10).filter(|number| *number != 8).map(|number| format!("question {number}"));
         for part in risks.into_iter().map(|risk| format!("risk {risk}")).chain(questions) {
             let asked = |experiment: &&Experiment| experiment.about.split(", ").any(|about| about == part);

@@ -1,4 +1,5 @@
-//! A forecast of placement: the rules of [`rules`](super::rules) applied to a program. No proof, and never a gate.
+//! Forecast of placement: the rules of [`rules`](super::rules) applied to a program. It proves nothing and is never a
+//! gate.
 
 use std::collections::BTreeSet;
 
@@ -13,39 +14,39 @@ use anec_mil::{
     Binding, Constant, DataType, Dim, Function, Op, OpKind, Program, SymbolRange, TensorType, Value, ValueId, ValueType,
 };
 
-/// Ops that a finding names; the others are counted.
-const NAMED: usize = 3;
+/// Number of ops that a finding names; the others are counted.
+const MAX_NAMED: usize = 3;
 
-/// Where a rule applies.
+/// Place where a rule applies.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ForecastFinding {
-    /// The rule's name.
+    /// Name of the rule.
     pub rule: String,
-    /// How much it matters.
+    /// Severity of the rule.
     pub severity: Severity,
-    /// The package.
+    /// Package.
     pub package: String,
-    /// The function; nothing where the rule is about the package.
+    /// Function; `None` if the rule is about the package.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub function: Option<String>,
-    /// What was found, with the names of some ops or states.
+    /// Finding, with the names of some ops or states.
     pub found: String,
-    /// How many ops or states.
+    /// Number of ops or states.
     pub count: usize,
-    /// The chips, or generations of chips, that the rule is about; all if none are named.
+    /// Chips or generations that the rule is about; all if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub chips: Vec<String>,
-    /// The major versions of systems that it is about; all if none are named.
+    /// Major system versions that the rule is about; all if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub systems: Vec<u32>,
-    /// What to do.
+    /// Remedy.
     pub remedy: String,
-    /// Who says so, and who says otherwise.
+    /// Sources for and against the rule.
     pub evidence: Vec<Evidence>,
 }
 
-/// Applies the rules that are about these targets to a program, all rules if none is named; `weight_bytes` are those of
-/// its package.
+/// Applies the rules that concern the targets to a program, or all rules if there are no targets. `weight_bytes` is the
+/// size of the package's weights.
 pub fn forecast(
     package: &str,
     program: &Program,
@@ -73,14 +74,14 @@ pub fn forecast(
 }
 
 fn finding(rule: &Rule, package: &str, function: Option<&str>, found: &[String]) -> ForecastFinding {
-    let more = found.len().saturating_sub(NAMED);
+    let more = found.len().saturating_sub(MAX_NAMED);
     let tail = if more > 0 { format!(" and {more} more") } else { String::new() };
     ForecastFinding {
         rule: rule.id.clone(),
         severity: rule.severity,
         package: package.to_owned(),
         function: function.map(str::to_owned),
-        found: found.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ") + &tail,
+        found: found.iter().take(MAX_NAMED).cloned().collect::<Vec<_>>().join(", ") + &tail,
         count: found.len(),
         chips: rule.chips.clone(),
         systems: rule.systems.clone(),
@@ -89,7 +90,7 @@ fn finding(rule: &Rule, package: &str, function: Option<&str>, found: &[String])
     }
 }
 
-/// What a rule finds in a function.
+/// Findings of a rule in a function.
 fn applies(rule: &Rule, function: &Function) -> Vec<String> {
     let named = |op: &Op| format!("{} ({})", op.name, op.operator);
     match &rule.applies {
@@ -134,7 +135,7 @@ fn applies(rule: &Rule, function: &Function) -> Vec<String> {
     }
 }
 
-/// The inputs of fixed shape of a function that has states and inputs with a range.
+/// Inputs of fixed shape in a function that has states and inputs with a range.
 fn beside_ranges(function: &Function) -> Vec<String> {
     let ranged = function.lengths.values().any(|lengths| matches!(lengths, SymbolRange::Range { .. }));
     if !ranged || function.states().next().is_none() {
@@ -148,7 +149,7 @@ fn beside_ranges(function: &Function) -> Vec<String> {
     inputs.filter(is_fixed).map(|value| value.name.clone()).collect()
 }
 
-/// Reading and writing states is no work of its own.
+/// Reading and writing states isn't a compute op.
 fn is_work(op: &Op) -> bool {
     matches!(op.kind(), OpKind::Compute | OpKind::Cast)
 }
@@ -161,7 +162,7 @@ fn results<'a>(function: &'a Function, op: &'a Op) -> impl Iterator<Item = &'a T
     op.outputs.iter().filter_map(|id| function.tensor_type(*id))
 }
 
-/// Results and everything that the op reads but constants of its form.
+/// Results and operands of an op, without constants.
 fn tensors<'a>(function: &'a Function, op: &'a Op) -> impl Iterator<Item = &'a TensorType> {
     results(function, op).chain(op.operands().filter_map(|id| function.tensor_type(id)))
 }
@@ -198,7 +199,7 @@ fn is_const_half(function: &Function, op: &Op) -> bool {
     weight.is_some_and(|constant| constant.ty.dtype == DataType::Fp16)
 }
 
-/// `ceil(N / 16) * D * k * 2` bytes within 16 KiB of a multiple of 1 MiB.
+/// Whether `ceil(N / 16) * D * k * 2` bytes is within 16 KiB of a multiple of 1 MiB.
 fn in_notch(weight: Option<&TensorType>) -> bool {
     let Some(shape) = weight.and_then(TensorType::fixed_shape) else { return false };
     let Some((rows, rest)) = shape.split_first() else { return false };
@@ -252,7 +253,7 @@ fn states(pattern: &StatePattern, function: &Function) -> Vec<String> {
     Vec::new()
 }
 
-/// The state that an op reads or writes.
+/// State that an op reads or writes.
 fn state_of<'a>(function: &'a Function, op: &Op) -> Option<&'a str> {
     match op.input("input")? {
         Binding::Value(id) => Some(function.value(*id).name.as_str()),
@@ -260,7 +261,7 @@ fn state_of<'a>(function: &'a Function, op: &Op) -> Option<&'a str> {
     }
 }
 
-/// Whether what a state holds before its write is used by several ops, or the state is written more than once.
+/// Whether the old content of a state is used by several ops, or the state is written more than once.
 fn used_beyond_update(function: &Function, state: &str) -> bool {
     let mine = |op: &&Op| state_of(function, op) == Some(state);
     let writes = function.ops().filter(|op| op.operator == "write_state").filter(mine).count();
@@ -274,7 +275,7 @@ fn used_beyond_update(function: &Function, state: &str) -> bool {
     writes > 1 || writes == 1 && users > 1
 }
 
-/// Products of matrices whose factors are one value that follows from a state.
+/// Matrix products of a value derived from a state with itself.
 fn products_with_themselves(function: &Function) -> Vec<String> {
     let mut follows: BTreeSet<ValueId> = BTreeSet::new();
     let mut found = Vec::new();
@@ -455,7 +456,7 @@ mod tests {
         // Llama 3.2 1B: gate [8192, 2048] takes 2 MiB for each of 16 cores; Qwen2.5 0.5B: [4864, 896] 0.52 MiB
         assert!(in_notch(Some(&ty(8192, 2048))));
         assert!(!in_notch(Some(&ty(4864, 896))));
-        // nothing at all is no multiple
+        // zero isn't a multiple
         assert!(!in_notch(Some(&ty(16, 16))));
     }
 }

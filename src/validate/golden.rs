@@ -1,4 +1,4 @@
-//! Goldens: what a reference computes for a text, position by position, in a safetensors file.
+//! Goldens: results of a reference for a text, position by position, in a safetensors file.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,58 +14,58 @@ use anec_base::{Diagnostic, Fault, FileError, input};
 use anec_kernels::distance::largest_magnitude_bits;
 use anec_kernels::scan;
 
-/// Bytes of a golden that comes through a pipe, at most.
-const MOST_STREAMED: u64 = 1 << 28;
+/// Maximum size of a golden read from a pipe, in bytes.
+const MAX_STREAMED: u64 = 1 << 28;
 
-/// The entry of a file's metadata with the names of its texts, a line each.
+/// Metadata key with the names of the texts, one per line.
 const TEXT_NAMES: &str = "texts";
 
-/// What a reference computed.
+/// Results of a reference.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Golden {
-    /// The text, or several, one after the other.
+    /// Token ids of one text or several, concatenated.
     pub tokens: Vec<u32>,
-    /// Where each of several texts begins. The model sees each of them alone. Empty for a single one.
+    /// Start of each text if there are several; the model sees each alone. Empty for a single text.
     pub texts: Vec<GoldenText>,
-    /// Positions that there are logits of, ascending.
+    /// Positions with logits, ascending.
     pub positions: Vec<usize>,
     /// Logits, row-major `[positions, vocab_size]`.
     pub logits: Vec<f32>,
-    /// Rows of the vocabulary.
+    /// Size of the vocabulary.
     pub vocab_size: usize,
-    /// Hidden states `[tokens, hidden_size]`, row-major, by N: what enters layer N, or leaves the last layer.
+    /// Hidden states `[tokens, hidden_size]`, row-major, by N: input of layer N, or output of the last layer.
     pub hidden: BTreeMap<usize, Vec<f32>>,
-    /// Negative log likelihood of every token but the first, in nats, where the file has them.
+    /// Negative log likelihood of every token but the first, in nats, if the file has them.
     pub losses: Option<Vec<f32>>,
-    /// A text and its continuation by the most likely token each time.
+    /// Greedy continuation of a prompt.
     pub greedy: Option<Greedy>,
-    /// What the file says about itself: `reference`, `version`, `kind`, …
+    /// Metadata of the file: `reference`, `version`, `kind`, …
     pub metadata: BTreeMap<String, String>,
 }
 
 /// One of several texts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GoldenText {
-    /// What it is: `prose`, `rust`, …
+    /// Name: `prose`, `rust`, …
     pub name: String,
-    /// Index of its first token.
+    /// Index of the first token.
     pub start: usize,
 }
 
-/// A greedy continuation.
+/// Greedy continuation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Greedy {
-    /// What is continued.
+    /// Token ids of the prompt.
     pub prompt: Vec<u32>,
-    /// The continuation.
+    /// Token ids of the continuation.
     pub ids: Vec<u32>,
 }
 
-/// What is wrong with a golden.
+/// Error in a golden.
 #[derive(Debug, thiserror::Error)]
 #[error("golden {}: {problem}", path.display())]
 pub struct GoldenError {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
     /// Found and expected.
     pub problem: String,
@@ -85,20 +85,20 @@ impl Golden {
     /// Reads a golden.
     ///
     /// # Errors
-    /// When the file can't be read, isn't safetensors, lacks tokens or logits, or contradicts itself.
+    /// If the file can't be read, isn't safetensors, lacks tokens or logits, or contradicts itself.
     pub fn read(path: &Path) -> Result<Self, GoldenError> {
         let error = |problem: String| GoldenError { path: path.to_owned(), problem };
         let unreadable = |e: FileError| error(format!("can't read it: {}", e.error));
-        // logits of a long text take gigabytes: once is enough
+        // logits of a long text take gigabytes: map the file
         if std::fs::metadata(path).is_ok_and(|found| found.is_file()) {
             return Self::from_bytes(path, MappedFile::open(path).map_err(unreadable)?.bytes());
         }
-        // what has no size must not have no end
-        let bytes = input::read(path, MOST_STREAMED).map_err(|e| error(format!("can't read it: {}", e.error)))?;
+        // pipes and devices need a limit
+        let bytes = input::read(path, MAX_STREAMED).map_err(|e| error(format!("can't read it: {}", e.error)))?;
         Self::from_bytes(path, &bytes)
     }
 
-    /// Reads the content of a golden; `path` is for errors.
+    /// Parses a golden; `path` is for errors.
     ///
     /// # Errors
     /// As [`Golden::read`].
@@ -192,7 +192,7 @@ impl Golden {
             }
             _ => None,
         };
-        // the tokens themselves may be of another vocabulary: where the logits are those of labels
+        // tokens may be of another vocabulary if the logits are those of labels
         let spoken = greedy.iter().flat_map(|greedy| greedy.prompt.iter().chain(&greedy.ids));
         if let Some(token) = spoken.copied().find(|token| *token as usize >= vocab_size) {
             return Err(error(format!("token {token} is outside its vocabulary of {vocab_size}")));
@@ -200,7 +200,7 @@ impl Golden {
         Ok(Golden { tokens, texts, positions, logits, vocab_size, hidden, losses, greedy, metadata })
     }
 
-    /// The file's content.
+    /// Serializes the golden.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut metadata = self.metadata.clone();
         if !self.texts.is_empty() {
@@ -235,7 +235,7 @@ impl Golden {
         file.to_bytes()
     }
 
-    /// The tokens of each text, with its name; a single one has none.
+    /// Tokens of each text with its name; the name is empty for a single text.
     pub fn spans(&self) -> Vec<(&str, Range<usize>)> {
         if self.texts.is_empty() {
             return vec![("", 0..self.tokens.len())];
@@ -244,7 +244,7 @@ impl Golden {
         self.texts.iter().zip(ends).map(|(text, end)| (text.name.as_str(), text.start..end)).collect()
     }
 
-    /// The golden of one text more, which the model saw alone.
+    /// Appends the golden of another text.
     pub fn followed_by(mut self, name: String, next: Golden) -> Self {
         let start = self.tokens.len();
         self.texts.push(GoldenText { name, start });
@@ -262,7 +262,7 @@ impl Golden {
         self
     }
 
-    /// What the golden says of its first text.
+    /// Golden of the first text.
     pub fn first_text(&self) -> Golden {
         let count = self.spans()[0].1.end;
         let rows = self.positions.partition_point(|position| *position < count);
@@ -280,8 +280,8 @@ impl Golden {
         }
     }
 
-    /// How likely each token was: its position, and its negative log likelihood in nats. From the file's own list, or from
-    /// its logits of the position before. The first token of a text isn't predicted.
+    /// Positions and negative log likelihoods in nats of all predicted tokens, from the file's list or from the logits
+    /// of the previous position. The first token of a text isn't predicted.
     pub fn losses(&self) -> Vec<(usize, f64)> {
         let mut losses = self.all_losses();
         losses.retain(|(position, _)| self.texts.iter().all(|text| text.start != *position));
@@ -299,7 +299,7 @@ impl Golden {
         predicted.collect()
     }
 
-    /// Who computed it, for people.
+    /// Name of the reference, for people.
     pub fn reference(&self) -> String {
         let part = |key: &str| self.metadata.get(key).map(String::as_str).unwrap_or_default();
         let name = format!("{} {}", part("reference"), part("version"));
@@ -335,7 +335,7 @@ fn floats(view: &TensorView<'_>) -> Option<Vec<f32>> {
     }
 }
 
-/// A safetensors file in the making; equal contents give equal bytes.
+/// Builder of safetensors files; equal contents give equal bytes.
 pub struct TensorFile {
     metadata: BTreeMap<String, String>,
     header: Map<String, serde_json::Value>,
@@ -343,12 +343,12 @@ pub struct TensorFile {
 }
 
 impl TensorFile {
-    /// A file without tensors.
+    /// Creates a file without tensors.
     pub fn new(metadata: BTreeMap<String, String>) -> Self {
         TensorFile { metadata, header: Map::new(), data: Vec::new() }
     }
 
-    /// Numbers of 4 bytes each; the processors that anec runs on have them in the file's order.
+    /// Adds numbers of 4 bytes each, which are little-endian on all supported processors.
     fn add<T: bytemuck::NoUninit>(&mut self, name: &str, dtype: &str, shape: &[usize], values: &[T]) {
         let start = self.data.len();
         self.data.extend_from_slice(bytemuck::cast_slice(values));
@@ -356,12 +356,12 @@ impl TensorFile {
         self.header.insert(name.to_owned(), entry);
     }
 
-    /// Adds a vector of int32.
+    /// Adds an int32 vector.
     pub fn integers(&mut self, name: &str, values: &[u32]) {
         self.add(name, "I32", &[values.len()], values);
     }
 
-    /// Adds an f32 matrix of rows of `columns`.
+    /// Adds an f32 matrix with the given number of columns.
     pub fn matrix(&mut self, name: &str, columns: usize, values: &[f32]) {
         let shape = [values.len() / columns.max(1), columns];
         self.add(name, "F32", &shape, values);
@@ -372,7 +372,7 @@ impl TensorFile {
         self.add(name, "F32", &[values.len()], values);
     }
 
-    /// The file's content.
+    /// Serializes the file.
     pub fn to_bytes(mut self) -> Vec<u8> {
         if !self.metadata.is_empty() {
             self.header.insert("__metadata__".into(), json!(self.metadata));
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn goldens_survive_a_round_trip() {
         let mut golden = golden();
         assert_eq!(Golden::from_bytes(Path::new("g"), &golden.to_bytes()).unwrap(), golden);
         golden.positions = vec![0, 2];
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn what_transformers_wrote_is_read() {
+    fn goldens_by_transformers_are_read() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo/golden.safetensors");
         let golden = Golden::read(&path).unwrap();
         assert_eq!((golden.tokens.len(), golden.vocab_size, golden.hidden.len()), (80, 2048, 7));

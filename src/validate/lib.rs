@@ -1,4 +1,5 @@
-//! Proves what a bundle is. Each gate makes claims and tries them; what can't be tried is `unproven`, never green.
+//! Gates that verify a bundle. Each gate makes claims and tests them; a claim that can't be tested is `unproven`, never
+//! passed.
 //!
 //! ```
 //! use anec_bundle::Bundle;
@@ -39,7 +40,7 @@
 //! | [`probe`] | small programs for the self-test of a Mac |
 //! | [`experiment`] | `validators/probes.yaml`: experiments that settle contested rules on a Mac |
 //! | [`prompts`] | the text that models are tried on |
-//! | [`foreign`] | packages that anec did not make |
+//! | [`third_party`] | packages that anec did not make |
 //! | [`golden`] | what a reference computed |
 //! | [`measure`] | how far numbers are apart |
 
@@ -51,7 +52,6 @@ pub mod chips;
 mod data;
 pub mod experiment;
 pub mod forecast;
-pub mod foreign;
 pub mod golden;
 pub mod lint;
 pub mod measure;
@@ -67,6 +67,7 @@ pub mod search;
 mod simulation;
 pub mod speed;
 pub mod structure;
+pub mod third_party;
 pub mod thresholds;
 mod trace;
 pub mod trial;
@@ -82,7 +83,7 @@ pub use parity::{Candidate, parity};
 pub use perplexity::{Perplexity, perplexity};
 pub use predict::predict;
 pub use search::search;
-pub use simulation::departure;
+pub use simulation::first_deviation;
 pub use structure::structure;
 pub use thresholds::Thresholds;
 pub use verdict::{Check, GateReport, GatesReport, Verdict};

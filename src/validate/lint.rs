@@ -1,5 +1,5 @@
-//! What can be said of a program's numbers without running it: constants that half precision can't hold, epsilons that
-//! it loses, scales and weights of zero, computations outside half precision, squares that nothing bounds.
+//! Static checks of a program's numerics: constants outside fp16's range, epsilons that vanish in fp16, zero scales and
+//! weights, ops outside fp16, unbounded squares.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use anec_kernels::scan::FloatScan;
 use anec_mil::constant::Data;
 use anec_mil::{Binding, Constant, DataType, Function, Op, OpKind, Program, Uses, ValueId};
 
-/// Largest number whose square fp16 can hold.
-const SQUARE_ROOT: f64 = 255.9;
-/// Elements that are read at a time.
-const PIECE: u64 = 1 << 20;
+/// Largest number whose square fp16 can represent.
+const MAX_SQUARABLE: f64 = 255.9;
+/// Elements read at a time.
+const CHUNK: u64 = 1 << 20;
 
 /// Checks every function of a program; `place` names the package.
 ///
 /// # Errors
-/// When a constant can't be read.
+/// If a constant can't be read.
 pub fn lint(place: &str, program: &Program) -> Result<Vec<Check>> {
     // functions of a package share their weights: each is read once
     let mut scans = Scans::default();
@@ -38,7 +38,7 @@ pub fn lint(place: &str, program: &Program) -> Result<Vec<Check>> {
     Ok(checks)
 }
 
-/// What a rule found: what contradicts the claim, and what is only worth knowing.
+/// Findings of a rule: contradictions and remarks.
 #[derive(Default)]
 struct Findings {
     wrong: Vec<String>,
@@ -54,14 +54,14 @@ impl Findings {
     }
 }
 
-/// Constants that were read already, by where their bytes are.
+/// Scanned constants, by location of their bytes.
 #[derive(Default)]
 struct Scans {
     known: HashMap<usize, FloatScan>,
 }
 
 impl Scans {
-    /// What is in a constant; nothing for types that aren't floating-point.
+    /// Statistics of a constant; `None` for types other than floating-point.
     fn of(&mut self, constant: &Constant) -> Result<Option<FloatScan>> {
         if !constant.ty.dtype.is_float() {
             return Ok(None);
@@ -91,7 +91,7 @@ impl Scans {
     }
 }
 
-/// Shows the bytes of a constant, a piece at a time, until `visit` has seen enough.
+/// Passes the bytes of a constant to `visit` in chunks until it returns false.
 fn for_each_piece(constant: &Constant, visit: &mut dyn FnMut(&[u8]) -> bool) -> Result<()> {
     let Data::Content(content) = &constant.data else {
         visit(&constant.bytes()?);
@@ -99,7 +99,7 @@ fn for_each_piece(constant: &Constant, visit: &mut dyn FnMut(&[u8]) -> bool) -> 
     };
     content.prepare()?;
     let granule = content.granule().max(1);
-    let piece = granule * (PIECE / granule).max(1);
+    let piece = granule * (CHUNK / granule).max(1);
     let mut bytes = Vec::new();
     let mut at = 0;
     while at < content.length() {
@@ -113,7 +113,7 @@ fn for_each_piece(constant: &Constant, visit: &mut dyn FnMut(&[u8]) -> bool) -> 
     Ok(())
 }
 
-/// Whether all bytes of a constant are zero, which is zero in every number format.
+/// Whether all bytes of a constant are zero, which is the value zero in every number format.
 fn all_zero(constant: &Constant) -> Result<bool> {
     let mut zero = true;
     for_each_piece(constant, &mut |bytes| {
@@ -123,7 +123,7 @@ fn all_zero(constant: &Constant) -> Result<bool> {
     Ok(zero)
 }
 
-/// Whether the element type of what an op gives is one that it computes in: a cast only changes it.
+/// Whether an op computes in the element type of its result; casts don't.
 fn has_arithmetic(op: &Op) -> bool {
     matches!(op.kind(), OpKind::Compute | OpKind::State)
 }
@@ -136,17 +136,17 @@ fn computes_in_half(function: &Function) -> bool {
     function.ops().any(|op| has_arithmetic(op) && computes_in(function, op, &[DataType::Fp16]))
 }
 
-/// The rules on one function.
+/// Rules applied to one function.
 struct Lint<'a> {
     function: &'a Function,
     uses: Uses<'a>,
-    /// Whether anything in it is computed in fp16.
+    /// Whether anything in the function is computed in fp16.
     half: bool,
     scans: &'a mut Scans,
 }
 
 impl<'a> Lint<'a> {
-    /// Every constant of an op, with a name.
+    /// All constants of an op, with names.
     fn constants_of(&self, op: &'a Op) -> impl Iterator<Item = (String, &'a Constant)> + use<'a> {
         let attributes = op.attributes.iter();
         let inline = op.inputs.iter().flat_map(|(name, bindings)| {
@@ -176,7 +176,7 @@ impl<'a> Lint<'a> {
                 if scan.saturated > 0 && self.half {
                     findings.wrong.push(of(scan.saturated, "are at or beyond 65504, fp16's largest number"));
                 }
-                // epsilons have a rule of their own
+                // epsilons have their own rule
                 if scan.vanishing > 0 && self.half && !self.feeds_epsilon(op) {
                     findings.notes.push(of(scan.vanishing, "are zero in fp16"));
                 }
@@ -190,7 +190,7 @@ impl<'a> Lint<'a> {
         users.any(|(op, id)| op.input("epsilon") == Some(&Binding::Value(*id)))
     }
 
-    /// Epsilons of norms and roots, and those that are added by hand.
+    /// Epsilons of norms and roots, and those that are added explicitly.
     fn epsilons(&self) -> Findings {
         let mut findings = Findings::default();
         for op in self.uses.ops() {
@@ -201,7 +201,7 @@ impl<'a> Lint<'a> {
             let name = format!("`{}` ({})", op.name, op.operator);
             if let Some(epsilon) = self.parameter(op, "epsilon") {
                 let half = f16::from_f32(epsilon);
-                // log and inverse have one that is meant to be next to nothing; a sum may hold one already
+                // `log` and `inverse` need only a tiny epsilon; a sum may already contain one
                 let needed = !matches!(op.operator.as_str(), "log" | "inverse") && !self.is_sum(op.input("x"));
                 if needed && half == f16::ZERO {
                     findings.wrong.push(format!("{name}: epsilon {epsilon:e} is zero in fp16"));
@@ -221,7 +221,7 @@ impl<'a> Lint<'a> {
         findings
     }
 
-    /// Whether a value is a sum: then another epsilon may be in it already.
+    /// Whether a value is a sum, which may already contain an epsilon.
     fn is_sum(&self, binding: Option<&Binding>) -> bool {
         let Some(Binding::Value(id)) = binding else { return false };
         self.uses.producer(*id).is_some_and(|op| op.operator == "add")
@@ -231,7 +231,7 @@ impl<'a> Lint<'a> {
         op.input(name).and_then(|binding| self.function.constant(binding)).and_then(Constant::as_float)
     }
 
-    /// Scales of compressed weights, and weights that are nothing but zeros.
+    /// Scales of compressed weights, and weights that are all zero.
     fn scales(&mut self) -> Result<Findings> {
         let mut findings = Findings::default();
         let function = self.function;
@@ -272,7 +272,7 @@ impl<'a> Lint<'a> {
             }
         }
         let table = part("lut").map(|lut| self.scans.of(lut)).transpose()?.flatten();
-        // an index of zero is an entry like others
+        // index zero is a valid palette entry
         let zero_data = part("lut").is_none() && part("offset").is_none() && part("zero_point").is_none();
         if table.is_some_and(|scan| scan.zero == scan.count) || (zero_data && data.map_or(Ok(false), all_zero)?) {
             findings.wrong.push(format!("`{}`: its weight is all zeros", op.name));
@@ -294,7 +294,7 @@ impl<'a> Lint<'a> {
         findings
     }
 
-    /// Squares: wrong where a constant says how large they are, worth knowing where nothing does.
+    /// Squares: an error if a constant shows that they overflow, a remark if nothing bounds them.
     fn squares(&self) -> Findings {
         let mut findings = Findings::default();
         for op in self.function.ops() {
@@ -310,7 +310,7 @@ impl<'a> Lint<'a> {
             }
             let name = format!("`{}` ({})", op.name, op.operator);
             match self.bound(*x, 0) {
-                Some(bound) if bound > SQUARE_ROOT => findings.wrong.push(format!("{name} squares {bound}")),
+                Some(bound) if bound > MAX_SQUARABLE => findings.wrong.push(format!("{name} squares {bound}")),
                 Some(_) => {}
                 None => {
                     findings.notes.push(format!("{name} overflows where |x| > 256, and nothing in the graph bounds x"))
@@ -320,14 +320,14 @@ impl<'a> Lint<'a> {
         findings
     }
 
-    /// A bound of a value's magnitude, where the graph itself gives one.
+    /// Upper bound of a value's magnitude, as far as the graph shows one.
     fn bound(&self, id: ValueId, depth: usize) -> Option<f64> {
         if let Some(constant) = &self.function.value(id).constant {
             let values = constant.as_floats()?;
             return values.iter().map(|v| f64::from(v.abs())).reduce(f64::max);
         }
         let op = self.uses.producer(id)?;
-        // long chains of moves are rare; what lies beyond is unknown
+        // long chains are rare; give up
         if depth > 8 {
             return None;
         }
@@ -345,7 +345,7 @@ impl<'a> Lint<'a> {
         }
     }
 
-    /// A positive number that a value is never below: `maximum(x, c)`.
+    /// Positive lower bound of a value: `maximum(x, c)`.
     fn least(&self, binding: &Binding) -> Option<f64> {
         let Binding::Value(id) = binding else { return None };
         let op = self.uses.producer(*id).filter(|op| op.operator == "maximum")?;
@@ -353,7 +353,7 @@ impl<'a> Lint<'a> {
         (floor > 0.0).then_some(f64::from(floor))
     }
 
-    /// `x / max(|x|)`, or `x / maximum(max(|x|), c)`
+    /// Matches `x / max(|x|)` and `x / maximum(max(|x|), c)`.
     fn divides_by_largest(&self, op: &Op) -> bool {
         let made_by = |binding: Option<&Binding>, operators: &[&str]| -> Option<&'a Op> {
             let Some(Binding::Value(id)) = binding else { return None };
@@ -380,7 +380,7 @@ mod tests {
     use crate::Verdict;
     use anec_mil::{FunctionBuilder, Opset, TensorType};
 
-    /// What the rules say of a function that `build` makes from an fp16 input of four channels.
+    /// Findings for a function that `build` makes from an fp16 input of four channels.
     fn found(build: impl FnOnce(&mut FunctionBuilder, ValueId) -> ValueId) -> Vec<(String, String)> {
         let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
         let x = ops.input("x", TensorType::new(DataType::Fp16, [1u64, 4, 2, 1]));
@@ -422,7 +422,7 @@ mod tests {
         };
         assert_eq!(one(norm(1e-12)), "`root` (rsqrt): epsilon 1e-12 is zero in fp16");
         assert!(found(norm(1e-4)).is_empty());
-        // 1e-9 was rounded to zero when it was written
+        // 1e-9 is rounded to zero in fp16
         let added = one(|ops, x| {
             let mean = ops.reduce_mean(x, &[1], true);
             let mean = ops.add(mean, Constant::fp16(1e-9));

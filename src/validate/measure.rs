@@ -1,48 +1,47 @@
-//! How far two vectors of numbers are apart.
+//! Distance measures of vectors.
 
 use anec_kernels::distance;
 use rayon::prelude::*;
 
-/// How many of the largest numbers are compared as a set.
-const TOP: usize = 5;
+/// Number of largest values that are compared as a set.
+const TOP_COUNT: usize = 5;
 
-/// What comparing rows with their references gave, over all rows. Any NaN makes all of it NaN, which passes no threshold.
+/// Comparison of rows with reference rows. Any NaN makes all measures NaN, which passes no threshold.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogitMeasures {
     /// Smallest cosine of a row.
     pub cosine: f64,
-    /// Cosine that one row in a hundred stays below, at most: the first percentile by nearest rank. The smallest one of
-    /// up to a hundred rows.
+    /// First percentile of the cosines by nearest rank: the smallest one of up to 100 rows.
     pub p1: f64,
-    /// Cosine that half of the rows stay below, at most.
+    /// Median of the cosines.
     pub median: f64,
-    /// The row of the smallest cosine; the first that is NaN, if one is.
+    /// Row of the smallest cosine; the first NaN, if there is one.
     pub worst: usize,
-    /// Largest difference of two numbers.
+    /// Largest absolute difference.
     pub max_abs: f64,
-    /// Smallest and largest quotient of a row's norm and its reference's.
+    /// Smallest and largest ratio of a row's norm to its reference's.
     pub norm_ratio: [f64; 2],
-    /// Share of rows whose largest number is at the reference's place.
+    /// Share of rows whose largest value is at the reference's index.
     pub top1: f64,
-    /// Mean share of the reference's five largest numbers that are among the five largest.
+    /// Mean share of the reference's five largest values among the row's five largest.
     pub top5: f64,
-    /// Peak signal-to-noise ratio in decibels: the reference's largest magnitude over the root mean square difference,
-    /// over all rows. Infinite where nothing differs.
+    /// Peak signal-to-noise ratio in decibels: the reference's largest magnitude over the root mean square difference
+    /// of all rows. Infinite for equal rows.
     pub psnr: f64,
-    /// Mean over the rows of the Kullback-Leibler divergence of the softmaxes from the reference's, in nats.
+    /// Mean KL divergence of the softmaxes from the reference's, in nats.
     pub kl: f64,
-    /// Rows that were compared.
+    /// Number of compared rows.
     pub rows: usize,
 }
 
-/// What comparing one row with its reference gave.
+/// Comparison of one row with its reference.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowMeasures {
-    /// Their cosine.
+    /// Cosine.
     pub cosine: f64,
-    /// Kullback-Leibler divergence of the row's softmax from the reference's, in nats.
+    /// KL divergence of the row's softmax from the reference's, in nats.
     pub kl: f64,
-    /// Whether the largest number is at the reference's place.
+    /// Whether the largest value is at the reference's index.
     pub agrees: bool,
     max_abs: f64,
     norm_ratio: f64,
@@ -56,7 +55,7 @@ impl RowMeasures {
     /// Compares two rows of the same length.
     pub fn of(found: &[f32], reference: &[f32]) -> Self {
         let sums = distance::pair_sums(found, reference);
-        let [ours, theirs] = [found, reference].map(|row| distance::largest(row, TOP));
+        let [ours, theirs] = [found, reference].map(|row| distance::largest(row, TOP_COUNT));
         let first = |places: &Option<Vec<usize>>| places.as_ref().and_then(|places| places.first().copied());
         RowMeasures {
             cosine: sums.cosine(),
@@ -71,7 +70,7 @@ impl RowMeasures {
         }
     }
 
-    /// Compares rows of `width` numbers, all of one with all of the other. The two have the same length.
+    /// Compares all rows of `width` values; both slices have the same length.
     pub fn of_all(found: &[f32], reference: &[f32], width: usize) -> Vec<Self> {
         let width = width.max(1);
         let pairs = found.par_chunks_exact(width).zip(reference.par_chunks_exact(width));
@@ -80,18 +79,18 @@ impl RowMeasures {
 }
 
 impl LogitMeasures {
-    /// Compares rows of `width` numbers. The two have the same length.
+    /// Compares rows of `width` values; both slices have the same length.
     pub fn of(found: &[f32], reference: &[f32], width: usize) -> Self {
         Self::over(&RowMeasures::of_all(found, reference, width))
     }
 
-    /// What single rows gave, together.
+    /// Aggregates the comparisons of single rows.
     pub fn over(rows: &[RowMeasures]) -> Self {
         let count = rows.len() as f64;
         let sum = |of: fn(&RowMeasures) -> f64| rows.iter().map(of).sum::<f64>();
         let peak = rows.iter().map(|row| row.peak).fold(0.0, most);
         let mean_square = sum(|row| row.squares) / sum(|row| row.width as f64);
-        // NaN is below everything
+        // NaN ranks lowest
         let below = |a: f64, b: f64| b.is_nan().cmp(&a.is_nan()).then(a.total_cmp(&b));
         let mut cosines: Vec<f64> = rows.iter().map(|row| row.cosine).collect();
         cosines.sort_by(|a, b| below(*a, *b));
@@ -120,27 +119,27 @@ impl LogitMeasures {
     }
 }
 
-/// The smaller, or NaN if one is.
+/// Minimum; NaN if either is NaN.
 fn least(a: f64, b: f64) -> f64 {
     if a.is_nan() || b.is_nan() { f64::NAN } else { a.min(b) }
 }
 
-/// The larger, or NaN if one is.
+/// Maximum; NaN if either is NaN.
 fn most(a: f64, b: f64) -> f64 {
     if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
 }
 
-/// Zero over zero is one: nothing was expected and nothing came.
+/// Ratio; 0 / 0 is 1, because the result equals the expectation.
 fn quotient(a: f64, b: f64) -> f64 {
     if a == 0.0 && b == 0.0 { 1.0 } else { a / b }
 }
 
-/// The cosine of two vectors; 1 for two of zeros, 0 if only one is.
+/// Cosine of two vectors; 1 if both are zero, 0 if only one is.
 pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
     distance::pair_sums(a, b).cosine()
 }
 
-/// The share of one row's largest that are among the other's; none if a number of either is NaN.
+/// Share of one row's top values among the other's; 0 if either row contains NaN.
 fn shared(found: Option<&[usize]>, reference: Option<&[usize]>) -> f64 {
     let (Some(found), Some(reference)) = (found, reference) else { return 0.0 };
     reference.iter().filter(|place| found.contains(place)).count() as f64 / reference.len().max(1) as f64
@@ -151,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_rows_have_nothing_between_them() {
+    fn equal_rows_have_no_distance() {
         let rows = [1.0, -2.0, 3.0, 0.5, 0.25, 8.0];
         let measures = LogitMeasures::of(&rows, &rows, 3);
         assert!((measures.cosine - 1.0).abs() < 1e-12 && measures.kl.abs() < 1e-12);
@@ -160,7 +159,7 @@ mod tests {
 
     #[test]
     fn the_worst_row_counts() {
-        // the second row is turned by 90 degrees and doubled
+        // the second row is rotated by 90 degrees and doubled
         let measures = LogitMeasures::of(&[1.0, 0.0, 0.0, 2.0], &[1.0, 0.0, 1.0, 0.0], 2);
         assert_eq!((measures.cosine, measures.max_abs, measures.norm_ratio), (0.0, 2.0, [1.0, 2.0]));
         assert_eq!(measures.top1, 0.5);
@@ -168,7 +167,7 @@ mod tests {
 
     #[test]
     fn one_row_in_a_hundred_may_lie_below_the_first_percentile() {
-        // cosines 0.000, 0.005, …: the row of an angle with cosine c is [c, sqrt(1 - c²)]
+        // cosines 0.000, 0.005, …: the row at an angle with cosine c is [c, sqrt(1 - c²)]
         let rows = |count: usize| -> Vec<RowMeasures> {
             let row = |i: usize| {
                 let c = (i * 37 % count) as f32 / count as f32;
@@ -216,14 +215,14 @@ mod tests {
     }
 
     #[test]
-    fn not_a_number_spoils_everything() {
+    fn nan_propagates_to_all_measures() {
         let measures = LogitMeasures::of(&[1.0, f32::NAN, 1.0, 2.0], &[1.0, 2.0, 1.0, 2.0], 2);
         assert!(measures.cosine.is_nan() && measures.max_abs.is_nan() && measures.norm_ratio[1].is_nan());
         assert_eq!(measures.top1, 0.5);
     }
 
     #[test]
-    fn a_row_of_zeros_is_like_no_other() {
+    fn the_cosine_of_a_zero_row_is_zero() {
         assert_eq!(cosine(&[0.0, 0.0], &[0.0, 0.0]), 1.0);
         assert_eq!(cosine(&[0.0, 0.0], &[0.0, 1.0]), 0.0);
     }

@@ -1,6 +1,6 @@
-//! The numerics gate: what half precision does to a model. The [lint](super::lint) reads the program; this runs it over
-//! a text twice, in f32 and with every result rounded to fp16 (infinite beyond 65504), and compares layer by layer. What
-//! the Neural Engine's own arithmetic adds to that is simulated (`simulation`).
+//! The numerics gate: the effect of fp16 on a model. The [lint](super::lint) reads the program. This module runs it
+//! over a text in f32 and with every result rounded to fp16 (infinite beyond 65504), and compares layer by layer. The
+//! Neural Engine's additional effects are simulated (`simulation`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -25,15 +25,15 @@ use anec_runtime::{HostTables, LoadedModel, PackageStore};
 /// Name of the gate.
 pub const GATE: &str = "numerics";
 
-/// Largest fp16.
-const LARGEST: f64 = half::f16::MAX.to_f64_const();
+/// Largest fp16 number.
+const MAX_FP16: f64 = half::f16::MAX.to_f64_const();
 /// Smallest residual scale that a manifest may have.
-const SMALLEST_SCALE: f64 = 1.0 / 65536.0;
+const MIN_SCALE: f64 = 1.0 / 65536.0;
 
-/// Checks the bundle in `folder`, on `tokens`.
+/// Checks the bundle in `folder` on `tokens`.
 ///
 /// # Errors
-/// When a package can't be read. A function that can't be run fails the gate.
+/// If a package can't be read. A function that can't be run fails the gate.
 pub fn numerics(bundle: &Bundle, folder: &Path, tokens: &[u32], thresholds: &NumericsThresholds) -> Result<GateReport> {
     let read = |name: &String| -> Result<(Vec<Check>, BTreeMap<String, Places>)> {
         let program = anec_package::open(&folder.join(name))?.program;
@@ -51,7 +51,7 @@ pub fn numerics(bundle: &Bundle, folder: &Path, tokens: &[u32], thresholds: &Num
     let mut simulated = Vec::new();
     for context in &bundle.model.contexts {
         let texts = texts(bundle, *context, tokens);
-        // side by side, for each has stretches that one thread does alone
+        // in parallel, because each has single-threaded phases
         let (traces, check) = rayon::join(
             || texts.iter().map(|text| Traces::of(bundle, folder, *context, text)).collect::<Vec<_>>(),
             || simulation(bundle, folder, *context, &texts[0], &places, thresholds),
@@ -79,8 +79,8 @@ pub fn numerics(bundle: &Bundle, folder: &Path, tokens: &[u32], thresholds: &Num
     Ok(GateReport::new(GATE, checks))
 }
 
-/// Texts that reach every function of a context, at least one. Where a text has to fit into one call, that is one text for each size
-/// of calls: as long as `tokens`, or as near to that as another function doesn't take it.
+/// Texts that reach every function of a context, at least one. If a text must fit into one call, there is one text for
+/// each call size: as long as `tokens`, or as close to that as no other function takes it.
 fn texts(bundle: &Bundle, context: u64, tokens: &[u32]) -> Vec<Vec<u32>> {
     if bundle.model.band() != Some(u64::MAX) {
         return vec![tokens.to_vec()];
@@ -97,7 +97,7 @@ fn texts(bundle: &Bundle, context: u64, tokens: &[u32]) -> Vec<Vec<u32>> {
     if texts.is_empty() { vec![tokens.to_vec()] } else { texts }
 }
 
-/// A function that no call reached was not tried.
+/// Functions that no call reached are unproven.
 fn coverage(bundle: &Bundle, run: &BTreeSet<usize>) -> Check {
     let (subject, claim) = ("bundle", "every function was run");
     let left: Vec<String> = (0..bundle.functions.len())
@@ -112,7 +112,7 @@ fn coverage(bundle: &Bundle, run: &BTreeSet<usize>) -> Check {
     }
 }
 
-/// The same text in both precisions.
+/// Runs of the same text in both precisions.
 struct Traces {
     single: Trace,
     half: Trace,
@@ -169,7 +169,7 @@ impl Traces {
                     let mine = |value: &str| match (layer, layer_of(value)) {
                         (None, _) => true,
                         (Some(layer), Some(own)) => layer == own,
-                        // what belongs to no layer (the last hidden state has the output's name) goes to the last
+                        // values outside layers (the last hidden state has the output's name) count for the last layer
                         (Some(layer), None) => match entry.stage {
                             Stage::Layers { end, .. } => layer + 1 == end,
                             Stage::FeedForward { layer: own } | Stage::Experts { layer: own, .. } => layer == own,
@@ -194,7 +194,7 @@ impl Traces {
         checks
     }
 
-    /// The logits of a piece of the head.
+    /// Compares the logits of a piece of the head.
     fn head(&self, bundle: &Bundle, stage: &Stage) -> LogitMeasures {
         let Stage::Head { first, end } = *stage else { return LogitMeasures::of(&[], &[], 1) };
         let piece = |logits: &[f32]| -> Vec<f32> {
@@ -206,7 +206,7 @@ impl Traces {
 
     fn residual(&self, subject: String, bundle: &Bundle, largest: f32, thresholds: &NumericsThresholds) -> Check {
         let own = bundle.model.hidden_scale;
-        let problem = (f64::from(largest) * thresholds.headroom > LARGEST).then(|| {
+        let problem = (f64::from(largest) * thresholds.headroom > MAX_FP16).then(|| {
             let scale = own * f64::from(scale_for(largest, thresholds));
             let power = scale.log2() as i64;
             format!(
@@ -233,13 +233,13 @@ pub(super) fn check(
     let overflow: u64 = half.values().map(|extent| extent.infinite).sum();
     let nan: u64 = half.values().map(|extent| extent.nan).sum();
     let largest = single.iter().max_by(|a, b| a.1.largest.total_cmp(&b.1.largest));
-    // the first is the cause, the others follow from it
+    // the first overflow is the cause of the others
     if let Some((name, extent)) = half.iter().find(|(_, extent)| !extent.is_finite()) {
         let ValueRange { infinite, nan, .. } = extent;
         problems.push(format!("`{name}` is the first with {infinite} infinite numbers and {nan} that are none"));
     }
     if let Some((name, extent)) = largest
-        && !(f64::from(extent.largest) * thresholds.headroom <= LARGEST)
+        && !(f64::from(extent.largest) * thresholds.headroom <= MAX_FP16)
         && !stream.contains(name)
     {
         let cure = "no residual scale reaches it, it is inside a block";
@@ -248,7 +248,7 @@ pub(super) fn check(
     if let Some((name, _)) = single.iter().find(|(_, extent)| !extent.is_finite()) {
         problems.push(format!("`{name}` isn't finite in f32 either"));
     }
-    // written so that NaN is a problem
+    // `!(>=)` is true for NaN
     if !(measures.cosine >= thresholds.cosine) {
         problems.push(format!("cosine {:.5}, expected at least {}", measures.cosine, thresholds.cosine));
     }
@@ -274,19 +274,19 @@ pub(super) fn check(
     check
 }
 
-/// The largest power of two, at most 1, that leaves the room for `largest` that an automatic scale must leave.
+/// Largest power of two, at most 1, that leaves the required headroom above `largest`.
 fn scale_for(largest: f32, thresholds: &NumericsThresholds) -> f32 {
     let mut scale = 1.0;
-    while f64::from(largest) * scale * thresholds.scale_headroom > LARGEST && scale > SMALLEST_SCALE {
+    while f64::from(largest) * scale * thresholds.scale_headroom > MAX_FP16 && scale > MIN_SCALE {
         scale /= 2.0;
     }
     scale as f32
 }
 
-/// The residual scale that a model needs: runs the bundle in `folder`, whose residual stream isn't scaled, in f32.
+/// Residual scale that a model needs. Runs the bundle in `folder`, whose residual stream must be unscaled, in f32.
 ///
 /// # Errors
-/// When a package can't be read or a function can't be run.
+/// If a package can't be read or a function can't be run.
 pub fn residual_scale(bundle: &Bundle, folder: &Path, tokens: &[u32]) -> Result<f32> {
     let host = Arc::new(HostTables::open(bundle, folder)?);
     let log = Log::default();

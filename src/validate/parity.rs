@@ -1,12 +1,12 @@
-//! The parity gate: the emitted program against a golden, in every way that it can be called.
+//! The parity gate: compares the bundle with a golden, for every call size.
 //!
 //! | module | holds |
 //! |---|---|
-//! | `logits` | what logits are compared for in every way of calling: rows and tokens |
-//! | `texts` | all texts of a golden: each position, and the perplexity |
+//! | `logits` | comparison of logits: rows and tokens |
+//! | `texts` | all texts of a golden: positions and perplexity |
 //! | `labels` | token classifiers, in windows of every size |
-//! | `alone` | each function, and each layer, on the golden's hidden states |
-//! | `together` | ways of calling side by side, which share products with weights |
+//! | `alone` | each function and layer on the golden's hidden states |
+//! | `together` | divisions into calls side by side, which share products with weights |
 
 mod alone;
 mod labels;
@@ -27,37 +27,36 @@ use super::trial::not_run;
 use super::verdict::{Check, GateReport, Verdict};
 use anec_base::Result;
 use anec_runtime::{Chunking, ForwardOptions, Hidden, LoadedModel, TokenSession, sampling};
-use together::{STATES, Sessions, WholeRun};
+use together::{STATE_BYTES, Sessions, WholeRun};
 
 /// Name of the gate.
 pub const GATE: &str = "parity";
 
-/// Tokens of a golden below which it shows too little: of one token, attention sees nothing but itself, and nothing is
-/// rotated.
-const SHORTEST: usize = 4;
+/// Minimum length of a golden: with fewer tokens attention and RoPE are hardly tested.
+const MIN_TOKENS: usize = 4;
 
-/// A bundle on a backend, with what tells it from the others: `f32`, `f16`.
+/// Bundle on a backend, with a distinguishing name: `f32`, `f16`.
 pub struct Candidate {
-    /// How it computes.
+    /// Name of the precision.
     pub name: String,
-    /// The model.
+    /// Model.
     pub model: Arc<LoadedModel>,
-    /// Whether what single layers add to the residual stream is compared. Its backend must show values inside functions,
-    /// and compute in f32: what rounding takes of a large stream can be more than a layer adds.
+    /// Whether the contribution of single layers to the residual stream is compared. Requires a backend that shows
+    /// inner values and computes in f32: rounding a large stream can exceed a layer's contribution.
     pub layers: bool,
 }
 
-/// Compares candidates with a golden: logits in calls of every size and in mixed ones, each after a reset; single
-/// functions and layers, where the golden has hidden states; the perplexity of its text; the greedy continuation. Of a
-/// golden of several texts, all ways of calling are tried with the first one, and all texts in the largest calls.
+/// Compares candidates with a golden: logits in calls of every size and of mixed sizes, each after a reset; single
+/// functions and layers, if the golden has hidden states; the perplexity of its text; the greedy continuation. All call
+/// sizes are tried with the golden's first text, and all texts with the largest calls.
 ///
 /// # Errors
-/// When the golden isn't of this model or its text doesn't fit the context. A function that can't be run fails the gate.
+/// If the golden isn't of this model or its text doesn't fit the context. A function that can't be run fails the gate.
 pub fn parity(candidates: &[Candidate], golden: &Golden, thresholds: &ParityThresholds) -> Result<GateReport> {
-    parity_within(STATES, candidates, golden, thresholds)
+    parity_within(STATE_BYTES, candidates, golden, thresholds)
 }
 
-/// The same, with sessions whose states have at most so many bytes together, but for one.
+/// As [`parity`], with a limit in bytes for the states of all sessions but one.
 fn parity_within(
     states: u64,
     candidates: &[Candidate],
@@ -73,8 +72,8 @@ fn parity_within(
         }
         let comparison =
             Comparison { candidate, golden: first_text.as_ref().unwrap_or(golden), texts: golden, thresholds, states };
-        if golden.tokens.len() < SHORTEST {
-            let reason = format!("the golden has {} tokens, at least {SHORTEST} are needed", golden.tokens.len());
+        if golden.tokens.len() < MIN_TOKENS {
+            let reason = format!("the golden has {} tokens, at least {MIN_TOKENS} are needed", golden.tokens.len());
             checks.push(Check::unproven(&candidate.name, "tokens see those before them as in the golden", reason));
         }
         match candidate.model.bundle().model.band() {
@@ -107,32 +106,32 @@ fn check_golden(model: &LoadedModel, golden: &Golden) -> Result<()> {
 
 struct Comparison<'a> {
     candidate: &'a Candidate,
-    /// The golden's first text.
+    /// First text of the golden.
     golden: &'a Golden,
-    /// All of it.
+    /// Whole golden.
     texts: &'a Golden,
     thresholds: &'a ParityThresholds,
-    /// Most bytes of states that sessions may have together.
+    /// Maximum bytes of states of all sessions.
     states: u64,
 }
 
 impl Comparison<'_> {
     fn all(&self, checks: &mut Vec<Check>) -> Result<()> {
         let first = self.start()?;
-        let ways = chunkings(&first);
-        let mut sessions = Sessions::new(self, first, ways.len() + 1)?;
-        // so that what is compared with a golden comes after another text in its session
+        let plans = chunkings(&first);
+        let mut sessions = Sessions::new(self, first, plans.len() + 1)?;
+        // forced runs come first, so that the golden's text follows another one in its session
         let mut forced = Vec::new();
-        let all = self.forced(&ways, &mut sessions, &mut forced)?;
-        if let Some(whole) = self.calls(&ways, &mut sessions, all, checks)? {
+        let all = self.forced(&plans, &mut sessions, &mut forced)?;
+        if let Some(whole) = self.calls(&plans, &mut sessions, all, checks)? {
             checks.extend(self.vocabulary(&whole.logits));
             let mut session = self.start()?;
             self.functions(&whole, &session, checks);
             self.attempt("all texts", &mut session, checks, |_, checks| self.all_texts(&whole.logits, checks))?;
         }
         checks.extend(forced);
-        // what computed the largest calls again can go on with their text
-        let mut last = Some(sessions.into_session_of(ways.len()));
+        // the session that repeated the largest calls already contains their text
+        let mut last = Some(sessions.into_session_of(plans.len()));
         let mut session = self.start()?;
         self.attempt("last slots", &mut session, checks, |_, checks| self.end_of_context(checks))?;
         self.attempt("greedy continuation", &mut session, checks, |_, checks| self.greedy(last.take(), checks))?;
@@ -140,7 +139,7 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    /// A text of the golden's length.
+    /// Session for a text of the golden's length.
     fn start(&self) -> Result<TokenSession> {
         self.candidate.model.start(self.golden.tokens.len() as u64)
     }
@@ -149,8 +148,8 @@ impl Comparison<'_> {
         format!("{}, {what}", self.candidate.name)
     }
 
-    /// Tries a part of the comparison. A function that can't be run is what the gate is there to find: it is noted, and
-    /// the other parts get a session whose states are whole.
+    /// Runs a part of the comparison. A function that can't be run is reported, and the other parts get a session with
+    /// valid states.
     fn attempt(
         &self,
         what: &str,
@@ -165,42 +164,42 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    /// Logits for every size of calls; gives what the largest calls answered, with the hidden states between functions. These
-    /// are made once more: after a reset nothing may be left of what a session has computed. `filled` says whether each has
-    /// computed something for every position in all parts of the layers.
+    /// Compares the logits for every call size. Returns the results of the largest calls, with the hidden states
+    /// between functions. Those calls are repeated to check that a reset clears the session. `filled` says whether each
+    /// session has already computed all positions in all layers.
     fn calls(
         &self,
-        ways: &[Way],
+        plans: &[CallPlan],
         sessions: &mut Sessions,
         filled: bool,
         checks: &mut Vec<Check>,
     ) -> Result<Option<Whole>> {
-        let largest = ways.iter().rposition(|way| !way.mixed).unwrap_or(0);
-        // a session of several ways has computed others before
+        let largest = plans.iter().rposition(|plan| !plan.mixed).unwrap_or(0);
+        // a shared session has already computed other texts
         if sessions.own.len() > largest && sessions.own.len() > 1 && !filled {
-            // what fails says so below
+            // an error is reported below
             let _ = sessions.own[largest].forward(&self.golden.tokens, &ForwardOptions::none());
         }
-        let ask = |way: &Way| ForwardOptions {
+        let ask = |plan: &CallPlan| ForwardOptions {
             hidden: Hidden::BetweenFunctions,
-            ..ForwardOptions::all(way.chunking.clone())
+            ..ForwardOptions::all(plan.chunking.clone())
         };
-        let tries: Vec<Way> = ways.iter().chain([&ways[largest]]).cloned().collect();
+        let tries: Vec<CallPlan> = plans.iter().chain([&plans[largest]]).cloned().collect();
         let asks: Vec<ForwardOptions> = tries.iter().map(ask).collect();
-        let keeps = |index: usize| index == largest || index == ways.len();
+        let keeps = |index: usize| index == largest || index == plans.len();
         let mut given = sessions
             .run(self, &tries, |index, session| WholeRun::begin(self.golden, &asks[index], keeps(index), session))?;
         let again = given.pop();
         let mut whole = None;
-        for (index, (way, given)) in ways.iter().zip(given).enumerate() {
+        for (index, (plan, given)) in plans.iter().zip(given).enumerate() {
             match given {
                 Ok(given) => {
-                    checks.push(self.logits_check(&way.name, &given.measures));
-                    if !way.mixed {
+                    checks.push(self.logits_check(&plan.name, &given.measures));
+                    if !plan.mixed {
                         whole = Some((index, given));
                     }
                 }
-                Err(error) => checks.push(not_run(self.subject(&way.name), error)?),
+                Err(error) => checks.push(not_run(self.subject(&plan.name), error)?),
             }
         }
         let Some((index, mut given)) = whole else { return Ok(None) };
@@ -208,9 +207,10 @@ impl Comparison<'_> {
             // the logits of these calls weren't kept
             let mut session = sessions.another(self)?;
             given.logits =
-                Some(session.forward(&self.golden.tokens, &ForwardOptions::all(ways[index].chunking.clone()))?.logits);
+                Some(session.forward(&self.golden.tokens, &ForwardOptions::all(plans[index].chunking.clone()))?.logits);
         }
-        let whole = Whole { way: ways[index].clone(), logits: given.logits.unwrap_or_default(), hidden: given.hidden };
+        let whole =
+            Whole { plan: plans[index].clone(), logits: given.logits.unwrap_or_default(), hidden: given.hidden };
         match again {
             Some(Ok(again)) => checks.push(self.reset(&whole, &again.logits.unwrap_or_default())),
             Some(Err(error)) => checks.push(not_run(self.subject("after a reset"), error)?),
@@ -219,15 +219,15 @@ impl Comparison<'_> {
         Ok(Some(whole))
     }
 
-    /// The largest calls in a session that has computed something before, and in another one.
+    /// Compares the largest calls in a used session and in a new one.
     fn reset(&self, whole: &Whole, again: &[f32]) -> Check {
         let same = bytemuck::cast_slice::<_, u8>(again) == bytemuck::cast_slice::<_, u8>(&whole.logits);
-        let problem = (!same).then(|| format!("{} gives other logits the second time", whole.way.name));
+        let problem = (!same).then(|| format!("{} gives other logits the second time", whole.plan.name));
         Check::of(&self.candidate.name, "a reset forgets the text before", problem)
     }
 
-    /// The last slots of the context: calls of every size against the next smaller one, as if zeros had come before. No
-    /// golden reaches that far at a reasonable price; a mask or a slot that is off by one shows without.
+    /// Tests the last slots of the context: calls of every size against the next smaller one, as if zeros had come
+    /// before. Goldens of that length would be too expensive; off-by-one errors of masks and slots show without.
     fn end_of_context(&self, checks: &mut Vec<Check>) -> Result<()> {
         let model = &self.candidate.model;
         let mut session = model.start(model.context())?;
@@ -260,22 +260,21 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    /// The golden's greedy continuation: after each token of it, the next one is the likeliest. Where two tokens are all but
-    /// equally likely, quantized weights may rightly choose the other, so a few may differ; each is judged behind the
-    /// golden's own tokens, so that one that differs doesn't change what follows.
-    /// `after` may have computed the beginning.
+    /// Compares the golden's greedy continuation token by token. A few tokens may differ, because quantized weights can
+    /// prefer the other of two almost equally likely tokens. Each token is judged after the golden's own tokens, so
+    /// that a difference doesn't affect the following ones. `after` may already have computed the beginning.
     fn greedy(&self, after: Option<TokenSession>, checks: &mut Vec<Check>) -> Result<()> {
         let Some(Greedy { prompt, ids }) = self.golden.greedy.as_ref().filter(|greedy| !greedy.ids.is_empty()) else {
             return Ok(());
         };
         let text: Vec<u32> = prompt.iter().chain(&ids[..ids.len() - 1]).copied().collect();
         let (width, length) = (self.golden.vocab_size, text.len() as u64);
-        // the first of the continuation is judged by the logits of the last token before it
+        // the first token of the continuation is predicted by the last prompt token
         let before = prompt.len().saturating_sub(1);
         let begun = after.filter(|session| {
             let known = session.tokens();
             let sizes = anec_runtime::plan::sizes(&session.route().layers, session.limit());
-            // with room for what fills the last call up
+            // with room for padding of the last call
             known.len() >= before
                 && text.starts_with(&known[..before])
                 && session.is_compatible_with(length)
@@ -328,48 +327,48 @@ fn measured(measures: &LogitMeasures) -> IndexMap<String, f64> {
         ("kl", measures.kl),
         ("positions", measures.rows as f64),
     ];
-    // where nothing differs there is no noise to compare with, and JSON has no infinity
+    // PSNR is infinite for equal rows, and JSON has no infinity
     let pairs = pairs.into_iter().filter(|(_, value)| *value != f64::INFINITY);
     pairs.map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// A way of dividing a text into calls.
+/// Division of a text into calls.
 #[derive(Clone)]
-struct Way {
+struct CallPlan {
     name: String,
     chunking: Chunking,
-    /// Whether calls of different sizes follow each other.
+    /// Whether calls of different sizes alternate.
     mixed: bool,
 }
 
-/// What the whole program answered.
+/// Results of the whole program.
 struct Whole {
-    way: Way,
+    plan: CallPlan,
     logits: Vec<f32>,
-    /// Between functions, in the places of [`ForwardOutput::hidden`].
+    /// Hidden states between functions, in the order of [`ForwardOutput::hidden`].
     hidden: Vec<Vec<f32>>,
 }
 
-/// Ways of dividing a text into calls: every small size and the largest, and all of them in turn.
-fn chunkings(session: &TokenSession) -> Vec<Way> {
+/// Divisions of a text into calls: every small size and the largest, and all of them in turn.
+fn chunkings(session: &TokenSession) -> Vec<CallPlan> {
     let mut sizes = anec_runtime::plan::sizes(&session.route().layers, session.limit());
-    let way = |name: String, chunking, mixed| Way { name, chunking, mixed };
-    let mut ways: Vec<Way> =
-        sizes.iter().map(|size| way(format!("T = {size}"), Chunking::Pattern(vec![*size]), false)).collect();
+    let plan = |name: String, chunking, mixed| CallPlan { name, chunking, mixed };
+    let mut plans: Vec<CallPlan> =
+        sizes.iter().map(|size| plan(format!("T = {size}"), Chunking::Pattern(vec![*size]), false)).collect();
     if sizes.len() > 1 {
-        // not in order, so that a large call follows a small one and the other way round
+        // unsorted, so that large calls follow small ones and vice versa
         let middle = sizes.len() / 2;
         sizes.rotate_left(middle);
         let names: Vec<String> = sizes.iter().map(u64::to_string).collect();
-        ways.push(way(format!("T = {} …", names.join(", ")), Chunking::Pattern(sizes), true));
+        plans.push(plan(format!("T = {} …", names.join(", ")), Chunking::Pattern(sizes), true));
     }
-    if ways.is_empty() {
-        ways.push(way("filled-up calls".into(), Chunking::Largest, false));
+    if plans.is_empty() {
+        plans.push(plan("filled-up calls".into(), Chunking::Largest, false));
     }
-    ways
+    plans
 }
 
-/// The gate where there is nothing to compare with.
+/// Report of the gate without a golden.
 pub fn without_golden() -> GateReport {
     let reason = "no golden is given (--golden FILE)";
     let check = Check::unproven("bundle", "logits agree with a golden", reason);

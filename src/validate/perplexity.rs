@@ -1,7 +1,7 @@
-//! Perplexity: how well a model predicts a text, `exp(-mean(log p(token | tokens before)))`.
+//! Perplexity of a text, `exp(-mean(log p(token | tokens before)))`.
 //!
-//! The mean is over tokens, or over words: `exp(total / words)`, which models with different tokenizers can be compared
-//! by. Words are divided by white space, as by lm-eval's `word_perplexity`.
+//! The mean is over tokens, or over words: `exp(total / words)`, which allows comparing models with different
+//! tokenizers. Words are separated by white space, as for lm-eval's `word_perplexity`.
 
 use std::sync::Arc;
 
@@ -11,32 +11,32 @@ use anec_base::Result;
 use anec_kernels::distance::log_sum_exp;
 use anec_runtime::{Chunking, ForwardOptions, LoadedModel, RuntimeError};
 
-/// What a model makes of a text.
+/// Perplexity of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Perplexity {
-    /// The perplexity; NaN if a logit was none.
+    /// Perplexity; NaN if a logit was NaN.
     pub perplexity: f64,
     /// Mean negative log likelihood of a token, in nats.
     pub loss: f64,
-    /// Tokens that were predicted.
+    /// Number of predicted tokens.
     pub tokens: usize,
 }
 
-/// Words of a text: what white space divides.
+/// Number of words, separated by white space.
 pub fn words(text: &str) -> usize {
     text.split_whitespace().count()
 }
 
-/// Perplexity by words, of the sum of the tokens' negative log likelihoods in nats. Infinite without words.
+/// Word perplexity from the sum of the tokens' negative log likelihoods in nats. Infinite without words.
 pub fn word_perplexity(total: f64, words: usize) -> f64 {
     (total / words as f64).exp()
 }
 
-/// The perplexity of a model on a text. A text longer than `window` (or the context) is divided into windows; the first
-/// token of each isn't predicted. Nothing where no token has one before it.
+/// Computes the perplexity of a model on a text. Texts longer than `window` (or the context) are divided into windows;
+/// the first token of each isn't predicted. Returns `None` if no token is predicted.
 ///
 /// # Errors
-/// When a token doesn't exist or a function fails.
+/// If a token doesn't exist or a function fails.
 pub fn perplexity(model: &Arc<LoadedModel>, tokens: &[u32], window: usize) -> Result<Option<Perplexity>> {
     if model.bundle().model.embedding().is_some() {
         return Err(RuntimeError::GivesVectors { path: model.folder().to_owned() }.into());
@@ -45,7 +45,7 @@ pub fn perplexity(model: &Arc<LoadedModel>, tokens: &[u32], window: usize) -> Re
     let vocabulary = model.bundle().model.vocab_size as usize;
     let (mut sum, mut count) = (0.0, 0);
     for text in tokens.chunks(window).filter(|text| text.len() > 1) {
-        // the logits of the last token predict what nobody knows
+        // the successor of the last token is unknown
         let (given, predicted) = (&text[..text.len() - 1], &text[1..]);
         let logits = model.start(text.len() as u64)?.forward(given, &ForwardOptions::all(Chunking::Largest))?.logits;
         for (row, token) in logits.chunks_exact(vocabulary).zip(predicted) {
@@ -58,7 +58,7 @@ pub fn perplexity(model: &Arc<LoadedModel>, tokens: &[u32], window: usize) -> Re
     Ok((count > 0).then(|| Perplexity { perplexity: loss.exp(), loss, tokens: count }))
 }
 
-/// Negative log likelihood of a token, in nats, by a row of logits; nothing if the row doesn't have it.
+/// Negative log likelihood of a token in nats, from a row of logits; `None` if the row is too short.
 pub fn loss(row: &[f32], token: u32) -> Option<f64> {
     Some(log_sum_exp(row) - f64::from(*row.get(token as usize)?))
 }
@@ -69,7 +69,7 @@ mod tests {
     use anec_runtime::fake::{self, FakeOptions};
 
     #[test]
-    fn it_is_what_the_reference_gives() {
+    fn perplexity_matches_the_reference() {
         let text = [3u32, 1, 4, 1, 5, 2, 6, 5, 3];
         let (_, logits) = fake::reference(&text, text.len() as u64);
         let nll: f64 = (0..text.len() - 1)

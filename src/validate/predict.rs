@@ -1,4 +1,4 @@
-//! What a conversion would do on a chip, predicted: the time of every call, tokens a second, memory, first load.
+//! Prediction of a conversion on a chip: time of every call, decode and prefill speed, memory, first load.
 
 use std::collections::BTreeMap;
 
@@ -15,66 +15,66 @@ use anec_convert::{ConvertPlan, WeightUse, Workload};
 use anec_family::FamilyModel;
 use anec_manifest::{Manifest, Quant};
 
-/// What is predicted of a chip.
+/// Prediction for a chip.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ChipPrediction {
-    /// The chip, and the system after `@` if one was named.
+    /// Chip, with `@` and the system if one was given.
     pub target: String,
-    /// How it came about: always `predicted`.
+    /// Kind of evidence: always `predicted`.
     pub evidence: &'static str,
-    /// Every function at every number of tokens, as the first and the last of a range.
+    /// Calls of every function at every number of tokens; for ranges the first and the last.
     pub functions: Vec<FunctionPrediction>,
-    /// Speeds in each context.
+    /// Speeds for each context.
     pub contexts: Vec<ContextPrediction>,
-    /// Memory with one function of each package loaded and the states of one text, in bytes.
+    /// Memory in bytes with one function of each package loaded and the states of one text.
     pub loaded_bytes: u64,
-    /// Memory with all functions loaded.
+    /// Memory in bytes with all functions loaded.
     pub all_loaded_bytes: u64,
-    /// Seconds of the first load of all functions, from the least to the most.
+    /// Seconds of the first load of all functions, least and most.
     pub first_load_seconds: [f64; 2],
-    /// What isn't published, and what stands in for it.
+    /// Unpublished facts and their replacements.
     pub assumptions: Vec<String>,
-    /// What to know of the chip and its systems.
+    /// Notes about the chip and its systems.
     pub notes: Vec<String>,
 }
 
-/// A call of a function.
+/// Predicted call of a function.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct FunctionPrediction {
-    /// Its package.
+    /// Package.
     pub package: String,
-    /// Its name.
+    /// Name.
     pub function: String,
-    /// Its context.
+    /// Context length.
     pub context: u64,
     /// Tokens of the call.
     pub tokens: u64,
-    /// How long it takes.
+    /// Predicted time.
     #[serde(flatten)]
     pub time: PredictedTime,
 }
 
-/// Speeds in a context.
+/// Speeds for a context.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ContextPrediction {
-    /// Tokens of the longest text.
+    /// Context length in tokens.
     pub context: u64,
-    /// Tokens of the calls that write a text.
+    /// Tokens per decode call.
     pub decode_tokens: u64,
-    /// Tokens written a second.
+    /// Decode speed in tokens per second.
     pub decode_per_second: f64,
-    /// Tokens of the calls that read a prompt.
+    /// Tokens per prefill call.
     pub prefill_tokens: u64,
-    /// Tokens read a second.
+    /// Prefill speed in tokens per second.
     pub prefill_per_second: f64,
 }
 
-/// Tokens that a text for which forms are compared has, read and written, where the context holds so many.
+/// Numbers of prompt and generated tokens of the text by which forms are compared, if the context can hold them.
 pub const TEXT: [u64; 2] = [512, 256];
 
 impl ChipPrediction {
-    /// Milliseconds for each token of a text of which [`TEXT`] tokens are read and written, or two thirds and one third of the
-    /// largest context if that is shorter. Each token is in the smallest context that holds it.
+    /// Milliseconds per token of a text with [`TEXT`] prompt and generated tokens, or two thirds and one third of the
+    /// largest context if that is shorter. Each token uses the smallest context that holds it.
     pub fn milliseconds_per_token(&self) -> f64 {
         let largest = self.contexts.last().map_or(1, |context| context.context);
         let [read, written] = text(largest);
@@ -89,7 +89,7 @@ impl ChipPrediction {
     }
 }
 
-/// Tokens read and written of a text that a context holds.
+/// Numbers of prompt and generated tokens that fit into a context.
 pub(crate) fn text(context: u64) -> [u64; 2] {
     let [read, written] = TEXT;
     if read + written <= context {
@@ -99,7 +99,7 @@ pub(crate) fn text(context: u64) -> [u64; 2] {
     [context - written, written]
 }
 
-/// What a weight is to a chip: bytes that are streamed, weights that are looked up in palettes.
+/// Cost of a weight on a chip: bytes that are streamed, weights that are looked up in palettes.
 pub(crate) fn reading(weight: &WeightUse, quant: &Quant, target: &ChipTarget<'_>) -> (f64, f64) {
     let (format, layout) = weight.layout(quant);
     let path = WeightPath::of(&format);
@@ -112,7 +112,7 @@ pub(crate) fn reading(weight: &WeightUse, quant: &Quant, target: &ChipTarget<'_>
     }
 }
 
-/// What is to be known of the forms of weights on a chip.
+/// Notes about the forms of weights on a chip.
 fn notes(quant: &Quant, weights: &[WeightUse], target: &ChipTarget<'_>) -> Vec<String> {
     let mut notes = Vec::new();
     for weight in weights {
@@ -132,7 +132,7 @@ fn notes(quant: &Quant, weights: &[WeightUse], target: &ChipTarget<'_>) -> Vec<S
     notes
 }
 
-/// A function of a plan, with what it reads and computes.
+/// Function of a plan with its weights and operations.
 #[derive(Clone)]
 struct PlannedFunction<'a> {
     package: usize,
@@ -144,10 +144,10 @@ struct PlannedFunction<'a> {
     macs: u64,
 }
 
-/// Predicts what the conversion of a manifest would do on chips. `manifest` is the resolved one.
+/// Predicts the conversion of a resolved manifest on chips.
 ///
 /// # Errors
-/// When too little is published of a chip, or a function can't be built.
+/// If too little is published about a chip, or a function can't be built.
 pub fn predict(
     manifest: &Manifest,
     model: &dyn FamilyModel,
@@ -161,7 +161,7 @@ pub fn predict(
     let requests: Vec<_> = requests
         .flat_map(|(package, planned)| planned.functions.iter().map(move |request| (package, request)))
         .collect();
-    // a function is built to be counted, and no longer kept than that
+    // functions are built for counting only, and dropped
     let counted = requests.into_par_iter().map(|(package, request)| {
         let workload = Workload::of(model, &plan.form, &manifest.quant, request)?;
         let mut lengths = match request.tokens {
@@ -241,7 +241,7 @@ fn on_chip(
         let weights = function.weights.iter().map(|weight| reading(weight, &manifest.quant, target).0);
         weights.sum::<f64>() * numbers.loaded.factor
     };
-    // functions of one package and length hold the same weights
+    // functions of one package and length share their weights
     let mut each: BTreeMap<usize, f64> = BTreeMap::new();
     functions.iter().for_each(|function| {
         let bytes = each.entry(function.package).or_default();

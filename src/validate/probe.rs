@@ -1,5 +1,5 @@
-//! Small programs that show what a Mac's Neural Engine takes: one for each form of weights and of states. Their plans
-//! say in half a minute what a conversion would find out in ten.
+//! Small programs that test what a Mac's Neural Engine accepts: one for each form of weights and states. Their plans
+//! take half a minute instead of the ten of a conversion.
 
 use std::path::Path;
 
@@ -13,16 +13,16 @@ use anec_coreml::{ComputeUnits, CoreMlError, Engine};
 use anec_mil::{Constant, DataType, FunctionBuilder, MilError, Opset, Program, TensorType, ValueId};
 use anec_package::WriteOptions;
 
-/// Channels of the convolutions: enough work that the planner doesn't prefer the CPU for its lightness alone.
+/// Channels of the convolutions: enough work that the planner doesn't prefer the CPU for small ops.
 pub const CHANNELS: u64 = 1024;
-/// Convolutions of a program.
+/// Number of convolutions.
 const LAYERS: usize = 4;
 /// Tokens of a call.
 const TOKENS: u64 = 8;
 /// Slots of a state.
 const SLOTS: u64 = 256;
 
-/// What a program tries.
+/// Tested form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::Display, strum::EnumIter)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)] // the names are what the manifest calls them
@@ -55,7 +55,7 @@ impl ProbeVariant {
         <ProbeVariant as strum::IntoEnumIterator>::iter()
     }
 
-    /// States and the size of their last axis.
+    /// Number of states and size of their last axis.
     fn states(self) -> (usize, u64) {
         match self {
             ProbeVariant::OneState => (1, 64),
@@ -67,10 +67,10 @@ impl ProbeVariant {
     }
 }
 
-/// The program of a form, with convolutions of `channels` channels.
+/// Builds the program of a form, with convolutions of `channels` channels.
 ///
 /// # Errors
-/// When the catalogue of ops refuses it: a defect of this crate.
+/// If the op catalogue refuses it, which is a defect of this crate.
 pub fn program(form: ProbeVariant, channels: u64) -> std::result::Result<Program, MilError> {
     let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
     let input = ops.input("x", TensorType::new(DataType::Fp16, [1, channels, 1, TOKENS]));
@@ -85,7 +85,7 @@ pub fn program(form: ProbeVariant, channels: u64) -> std::result::Result<Program
         let ty = TensorType::new(DataType::Fp16, [1, 1, SLOTS, width]);
         let state = ops.state(&format!("state_{index}"), ty);
         let old = ops.read_state(state);
-        // what is written depends on the input, and what is given on the state
+        // the write depends on the input, and the output on the state
         let mean = ops.reduce_mean(x, &[1, 3], true);
         let new = ops.add(old, mean);
         ops.write_state(state, new);
@@ -100,7 +100,7 @@ pub fn program(form: ProbeVariant, channels: u64) -> std::result::Result<Program
 fn weight(ops: &mut FunctionBuilder, form: ProbeVariant, channels: u64, layer: usize) -> ValueId {
     let shape = [channels, channels, 1, 1];
     let name = format!("weight_{layer}");
-    // numbers that repeat after a prime number of steps are no two rows alike
+    // numbers that repeat after a prime number of steps make all rows different
     let step = |i: usize| ((i * 31 + layer) % 251) as i64 - 125;
     let count = (channels * channels) as usize;
     let size = 1.0 / (127.0 * (channels as f32).sqrt());
@@ -138,23 +138,23 @@ fn weight(ops: &mut FunctionBuilder, form: ProbeVariant, channels: u64, layer: u
     }
 }
 
-/// What a Mac makes of a form.
+/// Placement of a form on a Mac.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Placement {
-    /// What was tried.
+    /// Tested form.
     pub form: ProbeVariant,
-    /// Ops that compute.
+    /// Number of compute ops.
     pub compute_ops: usize,
-    /// Those that prefer the Neural Engine.
+    /// Number of ops that prefer the Neural Engine.
     pub on_neural_engine: usize,
-    /// Why there is no plan.
+    /// Reason if there is no plan.
     pub error: Option<String>,
 }
 
 /// Compiles the program of a form and reads its plan.
 ///
 /// # Errors
-/// When the package can't be written; what Core ML refuses is part of the result.
+/// If the package can't be written. Refusals by Core ML are part of the result.
 pub fn place(engine: &impl Engine, form: ProbeVariant, room: &Path) -> Result<Placement> {
     let package = room.join("probe.mlpackage");
     let compiled = room.join("probe.mlmodelc");
@@ -202,13 +202,13 @@ mod tests {
             let second = executable.run(&[("x", &x)], &mut state).unwrap();
             let values = first[0].1.floats().unwrap();
             assert!(values.iter().all(|v| v.is_finite()) && values.iter().any(|v| *v != 0.0), "{form}");
-            // a state is what makes a second call differ
+            // only a state makes a second call differ
             assert_eq!(first != second, form.states().0 > 0, "{form}");
         }
     }
 
     #[test]
-    fn only_what_computes_is_counted() {
+    fn only_compute_ops_are_counted() {
         let op = |operator: &str, preferred| Operation {
             operator: operator.into(),
             outputs: vec!["y".into()],

@@ -1,4 +1,4 @@
-//! The text that a model is tried on where none is given: prose, code, numbers, other scripts.
+//! Built-in texts for tests: prose, code, numbers, several scripts.
 
 use std::path::Path;
 
@@ -6,19 +6,19 @@ use anec_base::Result;
 use anec_bundle::Bundle;
 use anec_runtime::Tokenizer;
 
-/// Built into the binary, so that results don't depend on where it is run.
+/// Part of the binary, so that results are the same everywhere.
 const TEXT: &str = include_str!("validators/prompts.txt");
 
-/// The text itself.
+/// Short text.
 pub fn text() -> &'static str {
     TEXT
 }
 
-/// Texts of many kinds, each for itself, by which the quality of a quantized model is judged: prose, code, data, other
-/// languages, talk, and starts after a lone blank, where models are most sensitive. Some 2,500 tokens.
+/// Separate texts of many kinds for judging the quality of quantized models: prose, code, data, other languages,
+/// dialogue, and starts after a single blank, where models are most sensitive. About 2,500 tokens.
 const TEXTS: &str = include_str!("validators/texts.txt");
 
-/// Which texts of anec's own.
+/// Set of built-in texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TextSet {
     /// A few hundred tokens in one piece.
@@ -28,7 +28,7 @@ pub enum TextSet {
 }
 
 impl TextSet {
-    /// The texts, with a name for each. They end without a line break.
+    /// Names and contents of the texts, without trailing line breaks.
     pub fn texts(self) -> Vec<(&'static str, &'static str)> {
         match self {
             TextSet::Short => vec![("prompts", TEXT.trim_end())],
@@ -37,16 +37,17 @@ impl TextSet {
     }
 }
 
-/// The parts of a file, each behind a line `%% name`.
+/// Sections of a file, each after a line `%% name`.
 fn divided(file: &str) -> Vec<(&str, &str)> {
     let parts = file.split("%% ").skip(1);
     parts.filter_map(|part| part.split_once('\n')).map(|(name, text)| (name, text.trim_end_matches('\n'))).collect()
 }
 
-/// Up to `count` tokens of the text for a bundle, again and again if it is short, no more than its context holds. A
-/// bundle without a tokenizer gets tokens from all over its vocabulary.
+/// Returns up to `count` tokens of the short text for a bundle, repeated if necessary, at most what its context holds.
+/// Without a tokenizer, tokens are spread over the vocabulary.
 ///
 /// # Errors
+/// If the bundle's tokenizer can't be read.
 /// When the bundle's tokenizer can't be read.
 pub fn tokens(bundle: &Bundle, folder: &Path, count: usize) -> Result<Vec<u32>> {
     let context = bundle.model.contexts.iter().min().copied().unwrap_or(1);
@@ -57,7 +58,7 @@ pub fn tokens(bundle: &Bundle, folder: &Path, count: usize) -> Result<Vec<u32>> 
             return Ok(tokens.iter().copied().cycle().take(count).collect());
         }
     }
-    // a multiplicative walk (Knuth's constant) reaches everywhere
+    // a multiplicative walk (Knuth's constant) covers the vocabulary
     let vocabulary = bundle.model.vocab_size.max(1);
     Ok((0..count as u64).map(|i| (i.wrapping_mul(2_654_435_761) % vocabulary) as u32).collect())
 }

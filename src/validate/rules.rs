@@ -1,4 +1,4 @@
-//! The rules of `validators/ane-rules.yaml` and the codes of `validators/errors.yaml`, typed.
+//! Rules of `validators/ane-rules.yaml` and error codes of `validators/errors.yaml`.
 
 use crate::data;
 use std::sync::LazyLock;
@@ -8,97 +8,97 @@ use serde::{Deserialize, Serialize};
 
 use super::chips::ChipTarget;
 
-/// Built into the binary, so that a forecast doesn't depend on where it is made.
+/// Part of the binary, so that forecasts are the same everywhere.
 const RULES: &str = include_str!("validators/ane-rules.yaml");
 const ERRORS: &str = include_str!("validators/errors.yaml");
 
-/// Something that is said to keep a program off the Neural Engine, or to slow it there.
+/// Known reason why a program leaves the Neural Engine, or is slow on it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
-    /// Its name.
+    /// Name.
     pub id: String,
-    /// What it is about.
+    /// Subject in a few words.
     pub what: String,
-    /// Why that matters.
+    /// Consequence.
     pub why: String,
-    /// What to do.
+    /// Remedy.
     pub remedy: String,
-    /// How much it matters.
+    /// Severity.
     pub severity: Severity,
-    /// What it applies to.
+    /// Pattern that the rule applies to.
     pub applies: Applies,
-    /// The chips, or generations of chips, that it is about; all if none are named.
+    /// Chips or generations that the rule is about; all if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub chips: Vec<String>,
-    /// The major versions of systems that it is about; all if none are named.
+    /// Major system versions that the rule is about; all if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub systems: Vec<u32>,
-    /// Who says so, and who says otherwise.
+    /// Sources for and against the rule.
     pub evidence: Vec<Evidence>,
 }
 
 impl Rule {
-    /// Whether it is about one of these targets at least; where none is named, it is about what may come.
+    /// Whether the rule is about at least one of the targets, or no target is given.
     pub fn concerns(&self, targets: &[ChipTarget<'_>]) -> bool {
         targets.is_empty() || targets.iter().any(|target| target.is_meant(&self.chips, &self.systems))
     }
 }
 
-/// How much a rule matters.
+/// Severity of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema, strum::Display)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum Severity {
     /// Expected to leave the Neural Engine, or not to compile for it.
     Falls,
-    /// Sources differ, or it depends on chip, OS and size.
+    /// Contested, or dependent on chip, system and size.
     Doubtful,
-    /// Runs there, but slower than need be.
+    /// Runs on the Neural Engine, but slowly.
     Slow,
 }
 
-/// A source for a rule, or against it.
+/// Evidence for or against a rule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Evidence {
-    /// For the rule, or against it.
+    /// For or against the rule.
     pub says: Says,
-    /// Who.
+    /// Source.
     pub source: String,
-    /// The device on which it was seen.
+    /// Device of the observation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Its system.
+    /// System of the observation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub os: Option<String>,
-    /// When, or the date of the source.
+    /// Date of the observation or source.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub date: Option<String>,
 }
 
-/// Whether evidence supports a rule.
+/// Direction of evidence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, strum::Display)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum Says {
-    /// It does.
+    /// Supports the rule.
     For,
-    /// It contradicts it.
+    /// Contradicts the rule.
     Against,
 }
 
-/// What a rule applies to.
+/// Pattern that a rule applies to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Applies {
-    /// Ops that compute.
+    /// Compute ops.
     Op(OpPattern),
     /// Ops that expand compressed weights.
     Constexpr(ConstexprPattern),
     /// States of a function.
     State(StatePattern),
-    /// Dimensions that aren't fixed.
+    /// Flexible dimensions.
     Lengths(LengthsPattern),
     /// Weights of a package.
     Weights(WeightsPattern),
@@ -108,47 +108,47 @@ pub enum Applies {
     Program(ProgramPattern),
 }
 
-/// Ops that compute; every key that is given must hold.
+/// Pattern of compute ops; every given key must match.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OpPattern {
-    /// One of these operators.
+    /// Operator is one of these.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub operators: Vec<String>,
-    /// A result of one of these element types.
+    /// Element type of a result is one of these.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dtypes: Vec<String>,
-    /// A tensor of more dimensions.
+    /// Rank of a tensor is larger.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank_above: Option<usize>,
-    /// A dimension that is larger.
+    /// Size of a dimension is larger.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dim_above: Option<u64>,
-    /// A size of one of the last two axes that is larger.
+    /// Size of one of the last two axes is larger.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub width_above: Option<u64>,
-    /// A result whose last axis is smaller.
+    /// Last axis of a result is smaller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_axis_below: Option<u64>,
-    /// A convolution of more input channels.
+    /// Convolution with more input channels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub input_channels_above: Option<u64>,
-    /// A convolution with a group for each channel.
+    /// Convolution with one group per channel.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub depthwise: bool,
-    /// A convolution whose fp16 weights are next to a multiple of 1 MiB for each core.
+    /// Convolution whose fp16 weights per core are close to a multiple of 1 MiB.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub payload_notch: bool,
 }
 
-/// Ops that expand compressed weights; every key that is given must hold.
+/// Pattern of ops that expand compressed weights; every given key must match.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ConstexprPattern {
-    /// One of these operators.
+    /// Operator is one of these.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub operators: Vec<String>,
-    /// Data of one of these element types.
+    /// Element type of the data is one of these.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dtypes: Vec<String>,
     /// Several scales along another axis than the first.
@@ -159,49 +159,49 @@ pub struct ConstexprPattern {
     pub grouped: bool,
 }
 
-/// States of a function; every key that is given must hold.
+/// Pattern of states; every given key must match.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StatePattern {
-    /// One whose last axis isn't a multiple of this.
+    /// Last axis isn't a multiple of this.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_axis_multiple_of: Option<u64>,
-    /// Two of different shapes.
+    /// Two states have different shapes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub different_shapes: bool,
-    /// More than this many.
+    /// Number of states is larger.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count_above: Option<usize>,
-    /// One whose content, before it is written, several ops use, or that is written more than once.
+    /// Old content is used by several ops, or the state is written more than once.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub used_beyond_update: bool,
-    /// A product of matrices of what follows from a state with itself.
+    /// Matrix product of a value derived from a state with itself.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub times_itself: bool,
 }
 
-/// All ops of a function; every key that is given must hold.
+/// Pattern of a function's ops; every given key must match.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProgramPattern {
-    /// More of them than this, constants aside.
+    /// Number of ops without constants is larger.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ops_above: Option<usize>,
 }
 
-/// Dimensions that aren't fixed.
+/// Pattern of flexible dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LengthsPattern {
-    /// With a range of sizes.
+    /// Range of sizes.
     Range,
-    /// With several sizes.
+    /// Enumerated sizes.
     Enumerated,
-    /// Inputs without any, in a function that has states and other inputs with a range.
+    /// Inputs of fixed shape in a function that has states and inputs with a range.
     RangeBesideFixed,
 }
 
-/// Weights of a package; every key that is given must hold.
+/// Pattern of a package's weights; every given key must match.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WeightsPattern {
@@ -213,27 +213,27 @@ pub struct WeightsPattern {
     pub bytes_below: Option<u64>,
 }
 
-/// Constants; every key that is given must hold.
+/// Pattern of constants; every given key must match.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ConstantPattern {
-    /// Small ones with an infinite element.
+    /// Small constants with an infinite element.
     pub infinite: bool,
 }
 
-/// What a code or message means.
+/// Meaning of an error code or message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Meaning {
     /// Codes and parts of messages.
     pub codes: Vec<String>,
-    /// In a sentence.
+    /// Meaning in a sentence.
     pub title: String,
-    /// What may have led to it.
+    /// Possible causes.
     pub causes: Vec<String>,
-    /// Who says so.
+    /// Sources.
     pub evidence: Vec<String>,
-    /// What to do next.
+    /// Next steps.
     pub next: String,
 }
 
@@ -243,12 +243,13 @@ pub fn rules() -> Vec<Rule> {
     PARSED.clone()
 }
 
-/// All codes.
+/// Meanings of all codes.
 pub fn meanings() -> Vec<Meaning> {
     data::built_in("errors.yaml", ERRORS)
 }
 
-/// What a code or a message means: the entry with exactly this code, else every entry of which a code is part of it.
+/// Returns the meaning of a code or message: the entry with exactly this code, otherwise all entries of which a code
+/// occurs in the text.
 pub fn meaning(text: &str) -> Vec<Meaning> {
     let text = text.trim().to_lowercase().replace("exit code", "exit");
     let all = meanings();
@@ -262,14 +263,14 @@ pub fn meaning(text: &str) -> Vec<Meaning> {
         .filter(|meaning| meaning.codes.iter().any(|code| contains_word(&text, &code.to_lowercase())))
         .cloned()
         .collect();
-    // a number that is no code of Core ML is what a program ended with
+    // a number that isn't a code of Core ML is an exit status
     match found.is_empty() && text.parse::<u8>().is_ok() {
         true => meaning(&format!("exit {text}")),
         false => found,
     }
 }
 
-/// Whether `text` contains `word` with nothing that goes on before or after: 11 is not in 110, -1 not in -14.
+/// Whether `text` contains `word` as a whole word: 11 isn't in 110, -1 isn't in -14.
 fn contains_word(text: &str, word: &str) -> bool {
     let goes_on = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '-');
     text.match_indices(word)
@@ -288,7 +289,7 @@ mod tests {
         assert_eq!(names.len(), rules.len());
         for rule in &rules {
             assert!(!rule.evidence.is_empty() && !rule.remedy.is_empty(), "{}", rule.id);
-            // what nobody supports is no rule; what somebody contradicts is no certainty, unless it is only slow
+            // every rule has support; a contradicted rule isn't certain, unless it is only slow
             assert!(rule.evidence.iter().any(|evidence| evidence.says == Says::For), "{}", rule.id);
         }
     }
@@ -323,7 +324,7 @@ mod tests {
             for dtype in dtypes {
                 assert!(anec_mil::DataType::from_name(dtype).is_some(), "{}: {dtype}", rule.id);
             }
-            // the catalogue lacks some that foreign packages have; a misspelt one is close to one that it has
+            // the catalogue lacks some ops of other packages; a misspelt one resembles one that it has
             let foreign = operators.iter().filter(|operator| !known.contains(operator.as_str()) && *operator != "cond");
             for operator in foreign {
                 let near = known.iter().find(|other| strsim::levenshtein(other, operator) <= 1);

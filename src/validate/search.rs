@@ -1,8 +1,8 @@
-//! The search for the manifest with which a model takes least time on chips, by the prediction.
+//! Search for the manifest with the least predicted time on chips.
 //!
-//! What is chosen: the division of the layers (exactly, as a shortest path), the pieces of the LM head, numbers of tokens of
-//! calls, contexts, the form of states and of weights. Rules that expect a form to leave the Neural Engine of one of
-//! the chips exclude it; among forms of equal time the one of which fewer rules doubt is taken.
+//! The search chooses the division of the layers (exactly, as a shortest path), the pieces of the LM head, numbers of tokens of
+//! calls, contexts, and the forms of states and weights. Forms that rules expect to leave the Neural Engine of one of
+//! the chips are excluded; of forms with equal time the one with the fewest doubtful rules is taken.
 
 pub mod forms;
 pub mod layers;
@@ -23,11 +23,11 @@ use layers::{Division, LayerTable};
 /// Limits of a search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SearchLimits {
-    /// Weights of one package, in 10^6 bytes; without it what the rules and the chips' rows allow.
+    /// Maximum weights of a package, in MB; defaults to what the rules and chips allow.
     pub max_mb: Option<f64>,
-    /// Memory with the functions of a text loaded, in 10^6 bytes; without it what the chips' rows allow.
+    /// Maximum memory with the functions of a text loaded, in MB; defaults to what the chips allow.
     pub max_memory_mb: Option<f64>,
-    /// Fewest bits of a weight. The search knows speeds; what fewer bits do to a model, it doesn't.
+    /// Minimum bits of a weight. The search predicts speed and not the loss by fewer bits.
     pub least_bits: u32,
 }
 
@@ -37,53 +37,53 @@ impl Default for SearchLimits {
     }
 }
 
-/// A manifest that was found, with the reason of every choice.
+/// Result of a search, with the reason of every choice.
 #[derive(Clone, Debug)]
 pub struct FoundManifest {
-    /// The manifest.
+    /// Manifest.
     pub manifest: Manifest,
-    /// What was chosen and why, by the key of the manifest.
+    /// Choices with reasons.
     pub reasons: Vec<ChoiceReason>,
-    /// What is predicted of it.
+    /// Predictions for the chips.
     pub predictions: Vec<ChipPrediction>,
-    /// Milliseconds for each token of the text for which forms are compared: the mean of the chips.
+    /// Milliseconds per token of the compared text, as the mean of the chips.
     pub milliseconds_per_token: f64,
-    /// Combinations whose time was computed.
+    /// Number of combinations whose time was computed.
     pub compared: usize,
 }
 
-/// Why something was chosen.
+/// Reason of a choice.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ChoiceReason {
-    /// A key of the manifest.
+    /// Key of the manifest.
     pub key: &'static str,
-    /// The reason.
+    /// Reason.
     pub reason: String,
 }
 
-/// Why a search finds nothing.
+/// Reason why a search fails.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SearchError {
-    /// There is no chip to search for.
+    /// No chip was given.
     #[error("a search needs a chip")]
     NoChip,
-    /// The model writes no text.
+    /// The model doesn't generate text.
     #[error("a search compares forms of models that write text, which {family} does not")]
     NoText {
-        /// The model's family.
+        /// Family of the model.
         family: String,
     },
-    /// Experts are in packages of their own.
+    /// Experts are in separate packages.
     #[error("a search divides layers whose experts are packed; `experts` puts them in packages of their own")]
     Experts,
     /// Formats of weights are to be chosen by measurement.
     #[error("a search chooses formats by speed, and `quant.plan` by what they lose: only one of them can be asked for")]
     Plan,
-    /// Nothing stays under the limits.
+    /// No form stays within the limits.
     #[error("no form of the model is allowed: {why}")]
     Nothing {
-        /// What excluded the last one.
+        /// Limit that excluded the last form.
         why: String,
     },
 }
@@ -107,7 +107,7 @@ impl Diagnostic for SearchError {
     }
 }
 
-/// Numbers of tokens of calls that are compared: to write a text, and to read one.
+/// Sets of call sizes that are compared.
 pub const LENGTHS: [&[u64]; 12] =
     [&[1], &[1, 8], &[1, 16], &[1, 32], &[1, 64], &[1, 128], &[8], &[16], &[8, 64], &[8, 128], &[16, 64], &[16, 128]];
 
@@ -124,13 +124,13 @@ pub fn ladders(largest: u64) -> Vec<Vec<u64>> {
     ladders
 }
 
-/// The mean over chips of the time for a token.
+/// Mean time per token over the chips.
 pub fn objective(predictions: &[ChipPrediction]) -> f64 {
     let sum: f64 = predictions.iter().map(ChipPrediction::milliseconds_per_token).sum();
     sum / predictions.len().max(1) as f64
 }
 
-/// Most bytes of the weights of one package: the user's limit, or the smallest that a chip's row or a rule gives.
+/// Maximum weight bytes of a package: the user's limit, or the smallest of the chips' and rules'.
 fn package_limit(targets: &[ChipTarget<'_>], limits: &SearchLimits) -> (f64, String) {
     let mut limit = (f64::INFINITY, "nothing limits a package".to_owned());
     let mut tighten = |megabytes: f64, reason: String| {
@@ -156,7 +156,7 @@ fn package_limit(targets: &[ChipTarget<'_>], limits: &SearchLimits) -> (f64, Str
     limit
 }
 
-/// Most bytes that loaded functions may take.
+/// Maximum bytes of loaded functions.
 fn memory_limit(targets: &[ChipTarget<'_>], limits: &SearchLimits) -> Option<(f64, String)> {
     let facts = targets.iter().filter_map(|target| {
         let fact = target.chip.process_mb.as_ref()?;
@@ -166,11 +166,11 @@ fn memory_limit(targets: &[ChipTarget<'_>], limits: &SearchLimits) -> Option<(f6
     facts.chain(given).min_by(|a, b| a.0.total_cmp(&b.0))
 }
 
-/// Finds the manifest with which a model takes least time on chips. What the search doesn't choose stays as the manifest
-/// has it; its largest context is the largest that is asked for. `manifest` is the resolved one.
+/// Finds the manifest with the least predicted time on chips. Keys that the search doesn't choose keep the values of
+/// `manifest`, a resolved manifest; its largest context is the largest one used.
 ///
 /// # Errors
-/// When there is no chip, too little is published of one, or no form of the model is allowed.
+/// If there is no chip, too little is published about one, or no form of the model is allowed.
 pub fn search(
     manifest: &Manifest,
     model: &dyn FamilyModel,
@@ -197,7 +197,7 @@ pub fn search(
     let ladders = ladders(largest);
     let mut table = LayerTable::of(&forms.manifest, model, &ladders, targets)?;
     let too_large = |table: &LayerTable<'_>| forms.weights.iter().all(|of| !table.fits(&of.quant, max_mb));
-    // two calls never take less than the one that does both, so that layers are divided where they must be
+    // two calls never take less time than one that does both: divide layers only if necessary
     if forms.manifest.shards.divide.is_none() && too_large(&table) {
         let shards = Shards { divide: LayerDivision::AttentionMlp, layers: None, ..forms.manifest.shards.clone() };
         table = LayerTable::of(&Manifest { shards, ..forms.manifest.clone() }, model, &ladders, targets)?;
@@ -239,7 +239,7 @@ pub fn search(
     Ok(FoundManifest { manifest, reasons, predictions, milliseconds_per_token, compared })
 }
 
-/// A combination.
+/// Combination of choices.
 struct Candidate<'a> {
     weights: &'a FormChoice,
     lengths: &'static [u64],
@@ -251,7 +251,7 @@ struct Candidate<'a> {
 
 impl Candidate<'_> {
     fn manifest(&self, base: &Manifest, max_mb: f64) -> Manifest {
-        // divided layers are packages by themselves
+        // divided layers are separate packages
         let layers = self.division.ranges.as_ref();
         let layers = layers.map(|ranges| ranges.iter().map(|range| [range.start, range.end]).collect());
         Manifest {
@@ -306,7 +306,7 @@ impl Candidate<'_> {
 }
 
 impl FoundManifest {
-    /// The manifest as YAML, each choice below its reason.
+    /// Formats the manifest as YAML, with each choice below its reason.
     pub fn to_yaml(&self) -> String {
         let targets: Vec<&str> = self.predictions.iter().map(|prediction| prediction.target.as_str()).collect();
         let mut text = format!(
@@ -347,7 +347,7 @@ mod tests {
         of("demo/model")
     }
 
-    /// A model of the repository.
+    /// Opens a model of the repository.
     fn of(folder: &str) -> (Opened, Manifest) {
         let source = format!("source={}", anec_testing::root().join(folder).display());
         let manifest = Manifest::from_yaml("context: 512", "test", &[source]).unwrap();
@@ -356,7 +356,7 @@ mod tests {
         (opened, manifest)
     }
 
-    /// Numbers that are the same in every run.
+    /// Reproducible random numbers.
     struct Numbers(SplitMix64);
 
     impl Numbers {
@@ -369,7 +369,7 @@ mod tests {
         }
     }
 
-    /// A manifest that anec would convert, chosen without any thought.
+    /// Random valid manifest.
     fn random(base: &Manifest, layers: usize, numbers: &mut Numbers) -> Manifest {
         let ladders = ladders(512);
         let contexts = numbers.one_of(&ladders).clone();
@@ -401,9 +401,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_found_is_never_worse_than_what_chance_finds() {
-        // attention alone; beside a recurrence; with experts: how many manifests, and the least share that chance makes worse
-        // by more than a thousandth (of the small ones calls take most of the time, however they are divided)
+    fn the_search_is_never_worse_than_random_manifests() {
+        // attention; with recurrence; with experts: numbers of manifests, and the smallest share that random choice
+        // makes worse by more than a thousandth (calls dominate the time of small models)
         for (folder, names, count, least) in [
             ("demo/model", &["m5", "a17-pro"][..], 200, 0.9),
             ("demo/model", &["m1"], 70, 0.9),
@@ -419,11 +419,11 @@ mod tests {
             let (mut worse, mut tried) = (0, 0);
             while tried < count {
                 let other = random(&manifest, model.facts().num_layers, &mut numbers);
-                // what the model can't be expressed in isn't legal
+                // invalid combinations are skipped
                 let Ok(plan) = ConvertPlan::new(&other, model) else { continue };
                 let time = objective(&predict(&other, model, &plan, &targets).unwrap());
                 let best = found.milliseconds_per_token;
-                // forms of states within a hundredth of each other's time are told apart by what the rules say of them
+                // forms of states within 1 % of each other's time are distinguished by the rules
                 let states = |of: &Manifest| (of.state, of.kv_write, of.recurrent_states);
                 let even = if states(&other) == states(&found.manifest) { 1e-9 } else { 0.01 };
                 assert!(best <= time * (1.0 + even), "{names:?}: {best} against {time} of {}", other.to_yaml());
@@ -439,7 +439,7 @@ mod tests {
         let (opened, manifest) = demo();
         let model = &*opened.model;
         let targets = targets(&["m2", "m4"]);
-        // so little that a call is worth less than the layers that it would hold
+        // such a small limit that a call costs less than the layers that it would contain
         let limits = SearchLimits { max_mb: Some(1.7), ..SearchLimits::default() };
         let found = search(&manifest, model, &targets, &limits).unwrap();
         let time = |ranges: Vec<[usize; 2]>| {
@@ -483,20 +483,20 @@ mod tests {
         // M2 streams int8 of the older op only
         assert_eq!(found.manifest.quant.op, anec_manifest::Int8Op::Affine);
         assert_eq!(found.manifest.rope, RopeForm::Halves);
-        // of the slices that halves are cut out with, overflows are published on M1
+        // on M1, slices of the last axis are published to overflow
         let old = search(&manifest, &*opened.model, &targets(&["m2", "m1"]), &SearchLimits::default()).unwrap();
         assert_eq!(old.manifest.rope, RopeForm::Product);
         let reason = old.reasons.iter().find(|reason| reason.key == "rope").unwrap();
         assert!(reason.reason.contains("M1: a slice of the last axis"), "{}", reason.reason);
         assert!(old.to_yaml().contains("\nrope: product\n"), "{}", old.to_yaml());
-        // a form that the user fixed stays
+        // a form set by the user stays
         let fixed = Manifest { quant: Quant { weights: WeightFormat::None, ..Quant::default() }, ..manifest };
         let found = search(&fixed, &*opened.model, &targets(&["m2"]), &SearchLimits::default()).unwrap();
         assert_eq!(found.manifest.quant, fixed.quant);
     }
 
     #[test]
-    fn what_cant_be_found_says_why() {
+    fn failed_searches_name_the_limit() {
         let (opened, manifest) = demo();
         let search = |names: &[&str], limits| {
             search(&manifest, &*opened.model, &targets(names), &limits).map(|_| ()).unwrap_err().to_string()
@@ -527,7 +527,7 @@ mod tests {
         let whole = search(&manifest, model, &targets(&["m4"]), &SearchLimits::default()).unwrap();
         assert!(whole.manifest.shards.divide.is_none());
         assert!(whole.milliseconds_per_token < found.milliseconds_per_token);
-        // the time that was compared is that of the prediction
+        // the compared time is the predicted time
         let divided =
             Manifest { shards: Shards { max_mb: 250.0, ..found.manifest.shards.clone() }, ..manifest.clone() };
         let asked = search(&divided, model, &targets(&["m4"]), &SearchLimits::default()).unwrap();
@@ -536,7 +536,7 @@ mod tests {
         assert_eq!(Manifest::from_yaml(&found.to_yaml(), "found", &[]).unwrap(), found.manifest);
     }
 
-    /// A model of Qwen3 8B's dimensions whose weights are a hole in a file.
+    /// Model with Qwen3 8B's dimensions whose weights are a sparse file.
     fn large(folder: &Path) {
         let (hidden, ff, vocab) = (4096u64, 12288u64, 151_936u64);
         let config = serde_json::json!({
@@ -594,11 +594,11 @@ mod tests {
         let limits = SearchLimits { max_mb: Some(1000.0), ..SearchLimits::default() };
         let found = search(&manifest, &*opened.model, &targets(&["m5-max", "m4-max"]), &limits).unwrap();
         let seconds = begin.elapsed().as_secs_f64();
-        // some seconds; the limit leaves room for a machine that does other things too
+        // takes some seconds; the limit allows for a loaded machine
         assert!(seconds < 60.0, "{seconds} s");
         eprintln!("8B: {seconds:.1} s, {} combinations", found.compared);
         let ranges = found.manifest.shards.layers.as_ref().unwrap();
-        // 193 MB a layer in 8 bits: five fit
+        // 193 MB per layer in 8 bits: five fit
         assert!(ranges.iter().all(|[first, end]| end - first <= 5) && ranges.len() == 8, "{ranges:?}");
         let [m5, m4] = &found.predictions[..] else { panic!() };
         let written = |prediction: &ChipPrediction| prediction.contexts.last().unwrap().decode_per_second;

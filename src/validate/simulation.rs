@@ -1,6 +1,6 @@
-//! What the Neural Engine's arithmetic, as far as it is published, adds to that of half precision: a text runs with exact
-//! sums and with [the effects](super::arithmetic) that the executor simulates, and what departs first is named. A
-//! simulation is no proof: its effects are other people's measurements of some chips.
+//! Effect of the Neural Engine's published arithmetic beyond fp16. A text runs with exact sums and with the simulated
+//! [effects](super::arithmetic); the first deviating value is named. A simulation proves nothing: its effects are
+//! measurements by others on some chips.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,23 +17,24 @@ use anec_base::Result;
 use anec_bundle::Bundle;
 use anec_exec::{EngineEffect, EngineEffects, Precision};
 
-/// Tokens that are run: sums are simulated one product after the other, which takes its time.
+/// Number of tokens; few, because simulated sums are slow.
 const TOKENS: usize = 32;
-/// Tokens by which a cause is looked for: they run once without each of the effects.
+/// Number of tokens for finding the cause, which takes one run per effect.
 const CAUSE_TOKENS: usize = 8;
-/// From which relative difference on a value is said to depart.
-const DEPARTS: f64 = 0.02;
+/// Relative difference from which a value deviates.
+const DEVIATES: f64 = 0.02;
 
-/// Root mean square below which a value says nothing: fp16 holds it with few digits, and what is added to it has more.
-const SMALL: f64 = 1e-3;
+/// Root mean square below which a value is ignored: fp16 represents it with few digits, and larger values are added to
+/// it.
+const MIN_MAGNITUDE: f64 = 1e-3;
 
-/// What is claimed.
+/// Claim of the check.
 const CLAIM: &str = "the Neural Engine's arithmetic, simulated, computes what fp16 computes";
 
-/// Runs the beginning of `tokens` through the functions of a context both ways.
+/// Compares the beginning of `tokens` with and without the effects, in the functions of a context.
 ///
 /// # Errors
-/// When a function can't be run.
+/// If a function can't be run.
 pub(super) fn simulation(
     bundle: &Bundle,
     folder: &Path,
@@ -52,9 +53,9 @@ pub(super) fn simulation(
     let (half, engine) = rayon::join(|| run(Precision::F16), || run(Precision::ANE));
     let ((half, exact), (engine, simulated)) = (half?, engine?);
     let measures = LogitMeasures::of(&engine.logits, &half.logits, bundle.model.head_rows() as usize);
-    let first = first_departure(bundle, &exact, &simulated, places).map(|first| first.in_words(bundle));
+    let first = find_first_deviation(bundle, &exact, &simulated, places).map(|first| first.in_words(bundle));
     let mut problems = Vec::new();
-    // written so that NaN is a problem
+    // `!(>=)` is true for NaN
     if !(measures.cosine >= thresholds.simulated_cosine) {
         problems.push(format!(
             "cosine of the logits {:.5}, expected at least {}",
@@ -81,13 +82,13 @@ pub(super) fn simulation(
     Ok(check)
 }
 
-/// Where values that are computed with `effects` first leave those of single precision, at which operation, and which of the
-/// effects does it: the one without which the value stays. `failed` says that the gate has found logits too far off, of which
-/// this is then the reason.
+/// Finds the first value that deviates from f32 when computed with `effects`, its operation, and the responsible
+/// effect: the one without which it doesn't deviate. `failed` says whether the gate failed, of which this is then the
+/// cause.
 ///
 /// # Errors
-/// When a package can't be read or a function can't be run.
-pub fn departure(
+/// If a package can't be read or a function can't be run.
+pub fn first_deviation(
     bundle: &Bundle,
     folder: &Path,
     tokens: &[u32],
@@ -104,7 +105,7 @@ pub fn departure(
         Ok(log.samples())
     };
     let mut places: BTreeMap<String, BTreeMap<String, Places>> = BTreeMap::new();
-    // what an operation is called that gives a value
+    // operators by value
     let mut operators: BTreeMap<(String, String), String> = BTreeMap::new();
     for entry in &bundle.packages {
         let program = anec_package::open(&folder.join(&entry.package))?.program;
@@ -121,21 +122,21 @@ pub fn departure(
     let single = run(Precision::F32)?;
     let subject = format!("{simulated}, simulated");
     let claim = "the Neural Engine's arithmetic, simulated, computes what f32 computes";
-    let Some(first) = first_departure(bundle, &single, &run(simulated)?, &places) else {
-        let nothing = format!("no value leaves f32 by {} % in {CAUSE_TOKENS} tokens", 100.0 * DEPARTS);
+    let Some(first) = find_first_deviation(bundle, &single, &run(simulated)?, &places) else {
+        let nothing = format!("no value leaves f32 by {} % in {CAUSE_TOKENS} tokens", 100.0 * DEVIATES);
         let mut check = Check::of(subject, claim, failed.then(|| nothing.clone()));
         check.detail.get_or_insert(nothing);
         return Ok(check);
     };
     let by = |precision| -> Result<f64> { Ok(first.within(&single, &run(precision)?)) };
     let rounding = by(Precision::F16)?;
-    let cause = if !(rounding <= DEPARTS) {
+    let cause = if !(rounding <= DEVIATES) {
         "fp16 alone does it".to_owned()
     } else {
         let mut causes = Vec::new();
         for effect in EngineEffect::ALL.into_iter().filter(|effect| effects.has(*effect)) {
             let rest = by(Precision::Ane(effects.without(effect)))?;
-            if rest <= DEPARTS {
+            if rest <= DEVIATES {
                 causes.push(in_words(effect, rest));
             }
         }
@@ -156,7 +157,7 @@ pub fn departure(
     Ok(check)
 }
 
-/// An effect that does it, with who published it.
+/// Responsible effect with its source.
 fn in_words(effect: EngineEffect, rest: f64) -> String {
     let rows = published_effects();
     let row = rows.iter().find(|row| row.effect == effect.name());
@@ -164,35 +165,35 @@ fn in_words(effect: EngineEffect, rest: f64) -> String {
     format!("`{effect}`{who} does it: without it by {:.1} %", 100.0 * rest)
 }
 
-/// A value that departs.
-struct Departure {
-    /// Its function's index in `bundle.json`.
+/// Deviating value.
+struct Deviation {
+    /// Index of the function in `bundle.json`.
     function: usize,
     value: String,
     /// Relative difference.
     by: f64,
 }
 
-impl Departure {
+impl Deviation {
     fn in_words(&self, bundle: &Bundle) -> String {
         let by = if self.by.is_finite() { format!("{:.1} %", 100.0 * self.by) } else { "infinitely much".into() };
-        format!("`{}` of {} departs by {by}", self.value, bundle.functions[self.function].package)
+        format!("`{}` of {} deviates by {by}", self.value, bundle.functions[self.function].package)
     }
 
-    /// How far the value is from that of another run.
+    /// Difference of the value in another run.
     fn within(&self, exact: &Samples, other: &Samples) -> f64 {
         let of = |samples: &Samples| samples.get(&self.function).and_then(|values| values.get(&self.value)).cloned();
         of(exact).zip(of(other)).map_or(f64::INFINITY, |(exact, other)| difference(&exact, &other))
     }
 }
 
-/// The first value that departs.
-fn first_departure(
+/// Finds the first deviating value.
+fn find_first_deviation(
     bundle: &Bundle,
     exact: &Samples,
     simulated: &Samples,
     places: &BTreeMap<String, BTreeMap<String, Places>>,
-) -> Option<Departure> {
+) -> Option<Deviation> {
     let empty = IndexMap::new();
     exact.iter().find_map(|(function, values)| {
         let entry = &bundle.functions[*function];
@@ -201,9 +202,9 @@ fn first_departure(
         values.iter().find_map(|(name, values)| {
             let closed = places.is_some_and(|places| places.masked.contains(name));
             let difference = difference(values, simulated.get(name)?);
-            // what a mask closes is of no size of its own
-            let departs = !closed && !(difference <= DEPARTS) && size(values) >= SMALL;
-            departs.then(|| Departure { function: *function, value: name.clone(), by: difference })
+            // masked values have no magnitude of their own
+            let deviates = !closed && !(difference <= DEVIATES) && size(values) >= MIN_MAGNITUDE;
+            deviates.then(|| Deviation { function: *function, value: name.clone(), by: difference })
         })
     })
 }

@@ -1,11 +1,11 @@
-//! How fast a call is, predicted: the numbers of `validators/speeds.yaml`, applied to what a chip's row says.
+//! Predicted time of a call: the constants of `validators/speeds.yaml`, applied to a chip's facts.
 //!
 //! ```text
 //! t = max(weights / bandwidth + states, palettes / rate of palettes + states, products / rate of products) + call
 //! ```
 //!
-//! `states` are the bytes of the caches times the passes that are made over them, by the bandwidth. A prediction is never
-//! a measurement; [`points`] has what was measured, with the error at each.
+//! `states` are the bytes of the caches times the number of passes over them, divided by the bandwidth. [`points`] has
+//! measurements, with the error of the prediction at each.
 
 pub mod points;
 
@@ -17,119 +17,119 @@ use serde::{Deserialize, Serialize};
 use super::chips::{Chip, ChipError, ChipTable};
 use anec_manifest::KvWrite;
 
-/// Built into the binary.
 pub(crate) const SPEEDS: &str = include_str!("validators/speeds.yaml");
 
-/// The numbers of the model, which points calibrate.
+/// Constants of the model, calibrated by points.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SpeedModel {
-    /// Share of the bandwidth that layers reach; the LM head reaches all of it, by the definition of a chip's bandwidth.
+    /// Share of the bandwidth that layers reach. The LM head reaches all of it, by the definition of a chip's
+    /// bandwidth.
     pub layer_share: f64,
-    /// Passes over the caches in a call where a mask writes them.
+    /// Passes over the caches in a call if a mask writes them.
     pub mask_passes: f64,
-    /// Passes where only the new rows are written.
+    /// Passes over the caches in a call if only the new rows are written.
     pub slice_passes: f64,
-    /// What a call costs beside what the chip's row says, in milliseconds.
+    /// Cost of a call beyond the chip's fixed cost, in milliseconds.
     pub call_ms: f64,
-    /// Share of the largest rate of products that is reached.
+    /// Share of the peak compute rate that is reached.
     pub compute_share: f64,
 }
 
 impl SpeedModel {
-    /// The calibrated numbers.
+    /// Calibrated constants.
     pub fn built_in() -> SpeedModel {
         static MODEL: LazyLock<SpeedModel> = LazyLock::new(|| points::SpeedPoints::built_in().model);
         *MODEL
     }
 }
 
-/// What one call of one function reads and computes.
+/// Data and operations of one call of a function.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CallWork {
-    /// Bytes of weights that are streamed.
+    /// Streamed bytes of weights.
     pub weight_bytes: f64,
-    /// Weights among them that are looked up in palettes.
+    /// Number of weights that are looked up in palettes.
     pub palette_weights: f64,
     /// Bytes of the caches.
     pub state_bytes: f64,
-    /// Whether the caches are written by a mask.
+    /// Whether a mask writes the caches.
     pub masked: bool,
-    /// Multiplications and additions.
+    /// Multiply-accumulates.
     pub macs: f64,
-    /// Whether it is a piece of the LM head.
+    /// Whether the function is a piece of the LM head.
     pub head: bool,
 }
 
 impl CallWork {
-    /// With how the caches are written.
+    /// Returns the work with the given form of cache writes.
     pub fn written(self, write: KvWrite) -> Self {
         CallWork { masked: write == KvWrite::Mask, ..self }
     }
 }
 
-/// What bounds the time of a call.
+/// Bottleneck of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema, strum::Display)]
 #[serde(rename_all = "snake_case")]
 pub enum SpeedBound {
-    /// Weights and caches that are read.
+    /// Reading weights and caches.
     #[strum(to_string = "bandwidth")]
     Bandwidth,
-    /// Weights that are looked up in palettes.
+    /// Palette lookups.
     #[strum(to_string = "palettes")]
     Palettes,
     /// Multiplications.
     #[strum(to_string = "compute")]
     Compute,
-    /// The call itself.
+    /// Fixed cost of the call.
     #[strum(to_string = "call")]
     Call,
 }
 
-/// The predicted time of a call.
+/// Predicted time of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct PredictedTime {
-    /// All of it, in milliseconds.
+    /// Total, in milliseconds.
     pub milliseconds: f64,
-    /// The part that a call costs whatever it computes.
+    /// Fixed cost of the call.
     pub call_ms: f64,
-    /// What takes most of it.
+    /// Bottleneck.
     pub bound: SpeedBound,
 }
 
-/// A number of a chip, and where it comes from if it isn't published.
+/// Fact of a chip, with the assumption if it isn't published.
 #[derive(Clone, Debug, PartialEq)]
 struct Known {
     value: f64,
     assumed: Option<String>,
 }
 
-/// What speeds on a chip are made of.
+/// Rates of a chip.
 #[derive(Clone, Debug)]
 pub struct ChipRates {
-    /// Bytes of weights a second.
+    /// Bytes of weights per second.
     pub bandwidth: f64,
-    /// Weights a second, looked up in palettes.
+    /// Palette lookups per second.
     pub palettes: f64,
-    /// Multiplications and additions a second.
+    /// Multiply-accumulates per second.
     pub macs: f64,
     /// Seconds of a call.
     pub call: f64,
-    /// What isn't published and what stands in for it.
+    /// Unpublished facts and their replacements.
     pub assumptions: Vec<String>,
     model: SpeedModel,
 }
 
 impl ChipRates {
-    /// The rates of a chip of a table, with these numbers of the model.
+    /// Rates of a chip, with the given constants.
     ///
     /// # Errors
-    /// When neither the bandwidth of its Neural Engine is published nor that of its memory.
+    /// If neither the bandwidth of its Neural Engine nor that of its memory is published.
     pub fn of(chip: &Chip, table: &ChipTable, model: SpeedModel) -> Result<Self, ChipError> {
         let bandwidth = bandwidth(chip, table)?;
         let palettes = stand_in(chip, table, "the rate of palettes", |other| {
             let rate = other.palette_gweights_s.as_ref()?.value;
-            // the Neural Engine of M6 is the first that is not bound by it
+            // M6's Neural Engine is the first that isn't limited by lookups
             (other.name == chip.name).then_some(rate).or_else(|| {
                 let own = other.bandwidth_gb_s.as_ref()?.value;
                 (other.generation.as_deref() != Some("M6")).then_some(rate / own * bandwidth.value)
@@ -141,7 +141,7 @@ impl ChipRates {
         Ok(ChipRates {
             bandwidth: bandwidth.value * 1e9,
             palettes: palettes.value * 1e9,
-            // a multiplication and an addition are two operations
+            // a multiply-accumulate is two operations
             macs: tflops.value * 1e12 / 2.0,
             call: (call.value + model.call_ms) / 1e3,
             assumptions: known.into_iter().filter_map(|known| known.assumed.clone()).collect(),
@@ -149,14 +149,14 @@ impl ChipRates {
         })
     }
 
-    /// The time of a call.
+    /// Time of a call.
     pub fn call(&self, work: &CallWork) -> PredictedTime {
         let (seconds, bound) = self.work(work);
         self.time(seconds, bound)
     }
 
-    /// The time of calls that run side by side, as the pieces of the LM head do: what they read and compute adds up, the
-    /// cost of a call is there once.
+    /// Time of calls that run concurrently, such as the pieces of the LM head: data and operations add up, the fixed
+    /// cost counts once.
     pub fn side_by_side<'a>(&self, works: impl IntoIterator<Item = &'a CallWork>) -> Option<PredictedTime> {
         let parts: Vec<(f64, SpeedBound)> = works.into_iter().map(|work| self.work(work)).collect();
         let seconds = parts.iter().map(|(seconds, _)| seconds).sum();
@@ -172,7 +172,7 @@ impl ChipRates {
         }
     }
 
-    /// Seconds of what a call reads and computes.
+    /// Seconds of a call without its fixed cost.
     fn work(&self, work: &CallWork) -> (f64, SpeedBound) {
         let passes = if work.masked { self.model.mask_passes } else { self.model.slice_passes };
         let states = work.state_bytes * passes / self.bandwidth;
@@ -189,12 +189,12 @@ impl ChipRates {
     }
 }
 
-/// Bytes of weights that a chip streams, in 10^9 a second.
+/// Rate at which a chip streams weights, in GB/s.
 fn bandwidth(chip: &Chip, table: &ChipTable) -> Result<Known, ChipError> {
     if let Some(fact) = &chip.bandwidth_gb_s {
         return Ok(Known { value: fact.value, assumed: None });
     }
-    // chips with one memory channel of each kind: the larger ones have memory for their GPUs
+    // base chips only: larger ones have memory bandwidth for their GPUs
     let plain = |other: &&Chip| other.generation.as_deref() == Some(&other.name);
     let share = |other: &Chip| Some(other.bandwidth_gb_s.as_ref()?.value / other.memory_gb_s.as_ref()?.value);
     let share = median(table.chips.iter().filter(plain).filter_map(share).collect());
@@ -210,7 +210,7 @@ fn bandwidth(chip: &Chip, table: &ChipTable) -> Result<Known, ChipError> {
     Ok(Known { value: share * memory.value, assumed: Some(assumed) })
 }
 
-/// A number of a chip: its own, that of the first chip of its generation that has one, the median of all.
+/// Fact of a chip: its own, that of its generation's first chip that has one, or the median of all.
 fn stand_in(chip: &Chip, table: &ChipTable, what: &str, number: impl Fn(&Chip) -> Option<f64>) -> Known {
     if let Some(value) = number(chip) {
         return Known { value, assumed: None };
@@ -224,7 +224,7 @@ fn stand_in(chip: &Chip, table: &ChipTable, what: &str, number: impl Fn(&Chip) -
     Known { value, assumed: Some(format!("{what} of {} isn't published: the median of other chips", chip.name)) }
 }
 
-/// The number in the middle.
+/// Median.
 fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -248,14 +248,14 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_longest_bounds_a_call() {
+    fn the_slowest_resource_bounds_a_call() {
         let m4 = rates("m4");
         let bound = |work: CallWork| m4.call(&work);
-        // 64.18 MB at half of 64.18 GB/s are 2 ms, beside 1 ms of the call
+        // 64.18 MB at half of 64.18 GB/s take 2 ms, plus 1 ms for the call
         let weights = CallWork { weight_bytes: 64.18e6, ..CallWork::default() };
         let time = bound(weights);
         assert!((time.milliseconds - 3.0).abs() < 1e-9 && time.bound == SpeedBound::Bandwidth, "{time:?}");
-        // the head reaches all of the bandwidth
+        // the head reaches the full bandwidth
         assert!((bound(CallWork { head: true, ..weights }).milliseconds - 2.0).abs() < 1e-9);
         // 81e9 weights a second
         let palettes = CallWork { weight_bytes: 1e6, palette_weights: 162e6, ..CallWork::default() };
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!((bound(compute).milliseconds.round(), bound(compute).bound), (3.0, SpeedBound::Bandwidth));
         assert_eq!(bound(CallWork { macs: 9.5e10, ..weights }).bound, SpeedBound::Compute);
         assert_eq!(bound(CallWork::default()).bound, SpeedBound::Call);
-        // caches are gone over four times where a mask writes them
+        // a mask takes four passes over the caches
         let states = CallWork { state_bytes: 64.18e6, ..CallWork::default() };
         assert!((bound(states.written(KvWrite::Mask)).milliseconds - 5.0).abs() < 1e-9);
         assert!((bound(states.written(KvWrite::Slice)).milliseconds - 3.0).abs() < 1e-9);
@@ -273,14 +273,14 @@ mod tests {
     }
 
     #[test]
-    fn what_isnt_published_is_said() {
+    fn unpublished_facts_are_assumptions() {
         assert_eq!(rates("m5-max").assumptions, Vec::<String>::new());
         let phone = rates("a17-pro");
-        // the median of 0.895, 0.605, 0.631, 0.535, 0.456 and 0.894 of the memory's bandwidth
+        // median of 0.895, 0.605, 0.631, 0.535, 0.456 and 0.894 of the memory's bandwidth
         assert!((phone.bandwidth / 1e9 - 51.2 * (0.6045 + 0.631) / 2.0).abs() < 1e-3, "{}", phone.bandwidth);
         assert_eq!(phone.assumptions.len(), 4, "{:?}", phone.assumptions);
         assert!(phone.assumptions[0].contains("0.62 of its memory's 51.2 GB/s"), "{:?}", phone.assumptions);
-        // the rate of palettes goes with the bandwidth, as on M4 Max
+        // the palette rate scales with the bandwidth, as on M4 Max
         let pro = rates("m4-pro");
         assert!(pro.assumptions.iter().any(|text| text == "the rate of palettes of M4 Pro isn't published: as of M4"));
         assert!((pro.palettes / 1e9 - 81.0 / 64.18 * 126.36).abs() < 1e-6);

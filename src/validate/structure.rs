@@ -1,4 +1,4 @@
-//! The structure gate: a bundle is whole, its packages are what it says they are, and their programs are right in form.
+//! The structure gate: files are complete, packages are as described, programs are well-formed.
 //!
 //! | module | holds |
 //! |---|---|
@@ -28,8 +28,8 @@ use anec_runtime::{HostTables, Tokenizer};
 /// Name of the gate.
 pub const GATE: &str = "structure";
 
-/// Sizes of a range that are tried: all of a small one, the first few and the last of a large one.
-const SIZES: u64 = 16;
+/// Maximum number of tested sizes of a range: all of a small one, the first few and the last of a large one.
+const MAX_SIZES: u64 = 16;
 
 /// Checks the bundle in `folder`.
 pub fn structure(bundle: &Bundle, folder: &Path) -> GateReport {
@@ -50,7 +50,7 @@ pub fn structure(bundle: &Bundle, folder: &Path) -> GateReport {
     checks.extend(host::checks(bundle, folder));
     checks.extend(description::checks(bundle, folder));
     checks.extend(tokenizer(bundle, folder));
-    // packages are large, and reading them is most of the work
+    // in parallel: reading large packages dominates
     let of_packages: Vec<Vec<Check>> =
         bundle.packages.par_iter().map(|entry| check_package(bundle, entry, folder)).collect();
     checks.extend(of_packages.into_iter().flatten());
@@ -82,7 +82,7 @@ fn tokenizer(bundle: &Bundle, folder: &Path) -> Option<Check> {
     Some(Check::of(file, "it is a tokenizer for the model's vocabulary", problem))
 }
 
-/// Whether files are there with the sizes and digests that the bundle has of them.
+/// Compares files with their listed sizes and digests.
 fn files(subject: &str, files: &[FileDigest], folder: &Path) -> Check {
     let problems: Vec<String> = files.iter().filter_map(|file| check_file(file, folder).err()).collect();
     let problem = if files.is_empty() { Some("no file is listed".into()) } else { listed(&problems) };
@@ -116,7 +116,7 @@ fn check_package(bundle: &Bundle, entry: &PackageEntry, folder: &Path) -> Vec<Ch
         description::attention_scale(bundle, entry, package.program.function(&entry.function)?)
     };
     let scales: Vec<String> = functions.iter().filter_map(scale).collect();
-    // explicit layer ranges are the user's own responsibility
+    // explicit layer ranges are the user's responsibility
     let size = (bundle.manifest.shards.layers.is_none() && entry.weight_bytes > limit)
         .then(|| format!("{} bytes of weights, at most {limit} are allowed", entry.weight_bytes));
     checks.extend([
@@ -153,7 +153,7 @@ fn specification(bundle: &Bundle, package: &Package) -> Option<String> {
     (found != expected).then(|| format!("version {found}, {} needs {expected}", opset.name()))
 }
 
-/// Files of the package against those that the bundle lists.
+/// Compares the package's files with the bundle's list.
 fn contents(entry: &PackageEntry, package: &Package) -> Vec<String> {
     let listed: BTreeMap<String, u64> = entry.files.iter().map(|file| (file.file.clone(), file.bytes)).collect();
     let found: BTreeMap<String, u64> =
@@ -163,7 +163,7 @@ fn contents(entry: &PackageEntry, package: &Package) -> Vec<String> {
     missing.chain(extra).collect()
 }
 
-/// Functions, ports and states of the package against those that the bundle lists.
+/// Compares functions, ports and states of the package with the bundle's.
 fn signatures(functions: &[&FunctionEntry], package: &Package) -> Vec<String> {
     let mut problems = Vec::new();
     let listed: BTreeSet<&str> = functions.iter().map(|entry| entry.function.as_str()).collect();
@@ -208,7 +208,7 @@ fn names<'a>(listed: impl Iterator<Item = &'a String>, found: impl Iterator<Item
     (listed != found).then(|| format!("{}, expected {}", found.join(", "), listed.join(", ")))
 }
 
-/// Infers all types anew for every number of tokens; inputs and outputs must come out as the bundle has them.
+/// Infers all types at every number of tokens; inputs and outputs must match the bundle's.
 fn types(functions: &[&FunctionEntry], package: &Package) -> Vec<String> {
     let mut problems = Vec::new();
     for entry in functions {
@@ -229,12 +229,12 @@ fn types(functions: &[&FunctionEntry], package: &Package) -> Vec<String> {
     problems
 }
 
-/// Numbers of tokens to try.
+/// Numbers of tokens to test.
 fn sizes(tokens: TokenCount) -> Vec<u64> {
     match tokens {
         TokenCount::Fixed(size) => vec![size],
-        TokenCount::Range(lower, upper) if upper - lower < SIZES => (lower..=upper).collect(),
-        TokenCount::Range(lower, upper) => (lower..lower + SIZES - 1).chain([upper]).collect(),
+        TokenCount::Range(lower, upper) if upper - lower < MAX_SIZES => (lower..=upper).collect(),
+        TokenCount::Range(lower, upper) => (lower..lower + MAX_SIZES - 1).chain([upper]).collect(),
     }
 }
 

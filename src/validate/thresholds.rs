@@ -5,18 +5,18 @@ use serde::Deserialize;
 
 use anec_manifest::Gates;
 
-/// Built into the binary, so that a verdict doesn't depend on where it is run.
+/// Part of the binary, so that verdicts are the same everywhere.
 const BUILT_IN: &str = include_str!("validators/gates.yaml");
 
 /// Thresholds of all gates.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Thresholds {
-    /// Of the parity gate.
+    /// Parity gate.
     pub parity: ParityThresholds,
-    /// Of the numerics gate.
+    /// Numerics gate.
     pub numerics: NumericsThresholds,
-    /// Of the residency gate.
+    /// Residency gate.
     pub residency: ResidencyThresholds,
 }
 
@@ -24,15 +24,15 @@ pub struct Thresholds {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NumericsThresholds {
-    /// Smallest cosine between what a layer gives in half and in single precision, at any position.
+    /// Smallest cosine between a layer's outputs in fp16 and f32, at any position.
     pub cosine: f64,
-    /// Smallest cosine between the logits of the simulated Neural Engine and those of half precision, at any position.
+    /// Smallest cosine between the logits of the simulated Neural Engine and fp16, at any position.
     pub simulated_cosine: f64,
-    /// Smallest and largest ratio of their norms.
+    /// Smallest and largest ratio of the norms.
     pub norm_ratio: [f64; 2],
-    /// Room that the largest value must leave below fp16's largest number: a factor.
+    /// Factor by which the largest value must stay below fp16's largest number.
     pub headroom: f64,
-    /// Room that an automatic residual scale leaves: a factor.
+    /// Factor by which values stay below fp16's largest number with an automatic residual scale.
     pub scale_headroom: f64,
 }
 
@@ -40,12 +40,12 @@ pub struct NumericsThresholds {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResidencyThresholds {
-    /// Milliseconds of a call below which its time isn't compared with the CPU's.
+    /// Milliseconds of a call below which its latency isn't compared with the CPU's.
     pub shortest_ms: f64,
-    /// Smallest share of the planned cost on the Neural Engine, where the manifest sets one.
+    /// Smallest share of the planned cost on the Neural Engine, if the manifest sets one.
     #[serde(default)]
     pub cost_share: Option<f64>,
-    /// Why ops may be elsewhere as long as that share holds; without a reason none may.
+    /// Reason why ops may be elsewhere while that share holds; without a reason none may.
     #[serde(default)]
     pub reason: Option<String>,
 }
@@ -56,15 +56,16 @@ pub struct ResidencyThresholds {
 pub struct ParityThresholds {
     /// Smallest cosine of the logits at any position.
     pub cosine: f64,
-    /// Smallest cosine at ninety-nine of a hundred positions.
+    /// Smallest cosine at 99 % of the positions.
     pub p1: f64,
-    /// Largest mean divergence of the next token's probabilities, in nats.
+    /// Largest mean KL divergence of the next token's probabilities, in nats.
     pub kl: f64,
-    /// Smallest cosine of what a single function gives.
+    /// Smallest cosine of a single function's output.
     pub function_cosine: f64,
-    /// Largest error of the logits of any one token: root mean square over the positions, relative to that of all logits.
+    /// Largest error of the logits of any one token: root mean square over the positions, relative to that of all
+    /// logits.
     pub row_error: f64,
-    /// Smallest cosine of what a single layer adds to the residual stream: the mean over the positions.
+    /// Smallest cosine of a single layer's contribution to the residual stream, as the mean over the positions.
     pub layer_cosine: f64,
     /// Largest relative difference between the perplexities of the golden's text.
     pub perplexity: f64,
@@ -75,8 +76,8 @@ pub struct ParityThresholds {
 }
 
 impl Thresholds {
-    /// The built-in thresholds, tightened by a manifest's: of two the stricter holds. Only residency can be loosened, with a
-    /// reason.
+    /// Combines the built-in thresholds with a manifest's; the stricter one holds. Only residency can be loosened, with
+    /// a reason.
     pub fn of(gates: &Gates) -> Self {
         let mut thresholds = Self::built_in();
         let parity = &mut thresholds.parity;
@@ -90,7 +91,7 @@ impl Thresholds {
         thresholds
     }
 
-    /// The built-in thresholds.
+    /// Built-in thresholds.
     pub fn built_in() -> Self {
         data::built_in("gates.yaml", BUILT_IN)
     }

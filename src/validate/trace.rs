@@ -1,4 +1,4 @@
-//! A text on its way through a bundle, with what is seen of every value.
+//! Runs a text through a bundle and observes every value.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -13,17 +13,17 @@ use anec_runtime::{
     Chunking, ForwardOptions, Hidden, HostTables, LoadedModel, PackageStore, Positions, Windows, widened,
 };
 
-/// Values of a function that mean something for their size.
+/// Values of a function whose size needs interpretation.
 #[derive(Default)]
 pub(super) struct Places {
-    /// The residual stream, what is added to it, and its magnitudes: everything that is reached from the hidden states
-    /// through sums and constant factors alone, and grows with them.
+    /// Residual stream, contributions to it, and their magnitudes: all values reached from the hidden states by sums
+    /// and constant factors, which scale with them.
     pub(super) stream: BTreeSet<String>,
-    /// What a mask was added to: as large as the mask where it is closed, which says nothing.
+    /// Values to which a mask was added; their size is that of the mask.
     pub(super) masked: BTreeSet<String>,
 }
 
-/// Whether an input closes places for attention.
+/// Whether an input masks positions for attention.
 fn is_mask(role: &PortRole) -> bool {
     matches!(
         role,
@@ -46,19 +46,19 @@ impl Places {
         let mut named = stream.clone();
         let mut masked = inputs(is_mask);
         for op in &function.block.ops {
-            // a sum of two streams is one; a stream with a gain is one
+            // sums of streams and streams times a gain belong to the stream
             let gain = || op.operands().any(|id| function.value(id).constant.is_some());
             let goes_on = op.operator == "add" || op.operator == "mul" && gain();
             if goes_on && op.operands().any(|id| stream.contains(&id)) {
                 stream.extend(&op.outputs);
                 named.extend(op.operands().chain(op.outputs.iter().copied()));
             }
-            // what a norm takes of the stream to scale it by
+            // magnitudes by which a norm scales the stream
             let magnitude = matches!(op.operator.as_str(), "abs" | "reduce_max" | "maximum");
             if magnitude && op.operands().any(|id| named.contains(&id)) {
                 named.extend(&op.outputs);
             }
-            // a mask is repeated for groups of heads before it is added
+            // a mask may be repeated for groups of heads before it is added
             if matches!(op.operator.as_str(), "add" | "concat") && op.operands().any(|id| masked.contains(&id)) {
                 masked.extend(&op.outputs);
             }
@@ -68,11 +68,10 @@ impl Places {
     }
 }
 
-/// Most tokens of a call where any number gives the same: as many as the simulation has.
-const WIDE: u64 = 32;
+/// Maximum tokens of a call if any number gives the same result; equals the simulation's number.
+const MAX_CALL_TOKENS: u64 = 32;
 
-/// The programs of a bundle, whose values are looked at. What a program computes of a token is the same in calls of any
-/// number of tokens, so they are large.
+/// Programs of a bundle with observable values. Calls are large, because results don't depend on the number of tokens.
 pub(super) struct WatchedPrograms {
     bundle: Bundle,
     folder: PathBuf,
@@ -83,18 +82,18 @@ pub(super) struct WatchedPrograms {
 impl WatchedPrograms {
     pub(super) fn open(bundle: &Bundle, folder: &Path) -> Result<Self> {
         let host = Arc::new(HostTables::open(bundle, folder)?);
-        let bundle = widened(bundle, WIDE);
+        let bundle = widened(bundle, MAX_CALL_TOKENS);
         let store = PackageStore::beyond(&bundle, folder);
         Ok(WatchedPrograms { bundle, folder: folder.to_owned(), host, store })
     }
 
-    /// The model in a precision, op by op; what it computes is noted in a log.
+    /// Model in a precision, op by op; computed values are recorded in `log`.
     pub(super) fn model(&self, precision: Precision, log: &Log) -> Result<Arc<LoadedModel>> {
         let backend = log.backend(self.store.clone(), precision);
         LoadedModel::new(self.bundle.clone(), &self.folder, self.host.clone(), Box::new(backend))
     }
 
-    /// Calls of the layers' functions that `count` tokens take.
+    /// Number of calls of the layers' functions for `count` tokens.
     pub(super) fn calls(&self, context: u64, count: usize) -> usize {
         let layers = self.bundle.functions.iter().filter(|f| matches!(f.stage, Stage::Layers { .. }));
         let sizes = layers.filter(|f| f.context == context).map(|f| f.tokens.most() as usize);
@@ -102,7 +101,7 @@ impl WatchedPrograms {
     }
 }
 
-/// What a run showed.
+/// Results of a run.
 pub(super) struct Trace {
     pub(super) seen: SeenRanges,
     /// Hidden states between the layers.
@@ -114,7 +113,7 @@ pub(super) struct Trace {
 pub(super) fn trace(model: &Arc<LoadedModel>, log: &Log, context: u64, tokens: &[u32]) -> Result<Trace> {
     let tokens = &tokens[..tokens.len().min(context as usize)];
     if model.bundle().model.band().is_some() {
-        // where windows can't overlap, no text is longer than one
+        // without overlapping windows a text is at most one window long
         let window = model.bundle().model.classification().filter(|of| of.stride == 0).map(|of| of.window);
         let most = window.or(model.longest_text()).map_or(tokens.len(), |most| most as usize);
         let answer = Windows::new(model, None, Hidden::BetweenLayers)?.label(&tokens[..tokens.len().min(most)])?;

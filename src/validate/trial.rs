@@ -1,5 +1,4 @@
-//! What a function that can't be run says. Trying is what gates are for: that a program can't be carried out is a claim
-//! refuted, and the report goes on.
+//! Errors of running functions, as checks: a program that can't be executed is a finding, and the report continues.
 
 use super::verdict::Check;
 use anec_base::{Error, Result};
@@ -9,11 +8,10 @@ use anec_runtime::RuntimeError;
 
 const CLAIM: &str = "it can be run";
 
-/// The check of something that ended with an error: failed where the program is at fault, unproven where the executor
-/// lacks an operator.
+/// Converts an error into a check: failed if the program is at fault, unproven if the executor lacks an operator.
 ///
 /// # Errors
-/// Gives the error back if it says nothing of the program: a file that can't be read, a text that doesn't fit.
+/// Returns the error if it isn't about the program: an unreadable file, a text that doesn't fit.
 pub fn not_run(subject: impl Into<String>, error: Error) -> Result<Check> {
     let inner: &(dyn std::error::Error + 'static) = error.inner();
     let cause = match inner.downcast_ref::<RuntimeError>() {
@@ -53,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_nothing_of_the_program_stays_an_error() {
+    fn unrelated_errors_are_returned() {
         let operators = vec!["topk".to_owned()];
         let check = of_function(ExecError::Unsupported { function: "main".into(), operators }).unwrap();
         assert_eq!(check.verdict, Verdict::Unproven);

@@ -1,4 +1,4 @@
-//! What gates say: claims about a bundle, each proven, refuted or open.
+//! Verdicts: checks of claims, gates, reports.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -13,66 +13,66 @@ use anec_convert::report;
 use anec_coreml::plan::Device;
 use anec_package::Package;
 
-/// Whether a claim holds.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema, strum::Display)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum Verdict {
-    /// It was shown.
+    /// The claim was verified.
     Passed,
-    /// It could not be tried here.
+    /// The claim couldn't be tested here.
     Unproven,
-    /// It doesn't.
+    /// The claim was refuted.
     Failed,
 }
 
-/// A claim about a part of a bundle.
+/// Claim about a part of a bundle.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Check {
-    /// The part: a package, a function, a way of running.
+    /// Part: a package, a function, a precision.
     pub subject: String,
-    /// The claim, in a few words.
+    /// Claim in a few words.
     pub claim: String,
-    /// Whether it holds.
+    /// Result.
     pub verdict: Verdict,
-    /// The layer, where it is about one.
+    /// Layer, if the claim is about one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layer: Option<usize>,
-    /// What was measured, by name; what is not a number is null.
+    /// Measurements by name; NaN is written as null.
     #[schemars(with = "std::collections::BTreeMap<String, Option<f64>>")]
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub measured: IndexMap<String, f64>,
-    /// What is wrong (found and expected), or what else there is to know.
+    /// Problem (found and expected), or a remark.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
     /// Ops that contradict the claim.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ops: Vec<MisplacedOp>,
-    /// What was measured at each position of a text.
+    /// Measurements at each position of a text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub positions: Vec<Position>,
 }
 
-/// What was measured at one position of a text.
+/// Measurements at one position of a text.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Position {
-    /// The text, where there are several.
+    /// Text, if there are several.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub text: String,
-    /// Tokens of the text before this one.
+    /// Index in the text.
     pub position: usize,
-    /// The token whose successor is predicted here.
+    /// Token whose successor is predicted.
     pub token: u32,
-    /// Cosine of the logits and the golden's.
+    /// Cosine of the logits with the golden's.
     pub cosine: f64,
-    /// Divergence of the next token's probabilities from the golden's, in nats.
+    /// KL divergence of the next token's probabilities from the golden's, in nats.
     pub kl: f64,
-    /// Whether the likeliest token is the golden's.
+    /// Whether the most likely token is the golden's.
     pub top1: bool,
 }
 
 impl Check {
-    /// A claim, with what contradicts it.
+    /// Creates a check from a claim and its contradiction, if there is one.
     pub fn of(subject: impl Into<String>, claim: impl Into<String>, contradiction: Option<String>) -> Self {
         Check {
             subject: subject.into(),
@@ -86,16 +86,16 @@ impl Check {
         }
     }
 
-    /// A claim that can't be tried here, with the reason.
+    /// Creates a check of a claim that can't be tested here, with the reason.
     pub fn unproven(subject: impl Into<String>, claim: impl Into<String>, reason: impl Into<String>) -> Self {
         Check { verdict: Verdict::Unproven, ..Check::of(subject, claim, Some(reason.into())) }
     }
 }
 
-/// Most findings that a check lists.
+/// Maximum number of findings that a check lists.
 const LISTED: usize = 5;
 
-/// The first findings in one line, or nothing if there are none.
+/// Joins the first findings in one line; `None` if there are none.
 pub(super) fn listed<T: Display>(findings: &[T]) -> Option<String> {
     let shown: Vec<String> = findings.iter().take(LISTED).map(T::to_string).collect();
     let more = findings.len().saturating_sub(LISTED);
@@ -103,22 +103,22 @@ pub(super) fn listed<T: Display>(findings: &[T]) -> Option<String> {
     (!findings.is_empty()).then(|| shown.join("; ") + &tail)
 }
 
-/// A gate: checks that together say one thing.
+/// Gate: a group of checks.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct GateReport {
-    /// `structure`, `parity`, …
+    /// Name: `structure`, `parity`, …
     pub gate: String,
-    /// What the checks say together.
+    /// Overall result.
     pub verdict: Verdict,
-    /// The checks.
+    /// Checks.
     pub checks: Vec<Check>,
-    /// What every report says of the gate, whatever its verdict: that a manifest loosened it, and why.
+    /// Notes that every report prints, such as a loosened threshold with its reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
 
 impl GateReport {
-    /// The verdict of checks: the worst of them. A gate that checked nothing failed.
+    /// Creates a report whose verdict is the worst of the checks. A gate without checks fails.
     pub fn new(gate: &str, mut checks: Vec<Check>) -> Self {
         if checks.is_empty() {
             checks.push(Check::of("bundle", "something was checked", Some("there was nothing to check".into())));
@@ -136,50 +136,50 @@ pub fn schema() -> serde_json::Value {
     schemars::schema_for!(GatesReport).into()
 }
 
-/// What was validated, and what came out.
+/// Report of a validation.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct GatesReport {
     /// Version of this schema.
     pub schema_version: u32,
     /// Name of the bundle.
     pub bundle: String,
-    /// Digest of its files, as `bundle.json` names them.
+    /// Digest of the files that `bundle.json` lists.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub digest: Option<ContentDigest>,
-    /// Version of anec that validated.
+    /// Version of anec.
     pub anec_version: String,
-    /// What the gates say together.
+    /// Overall result.
     pub verdict: Verdict,
-    /// The gates that were asked for.
+    /// Requested gates.
     pub gates: Vec<GateReport>,
-    /// Where rules expect trouble on the Neural Engine: a forecast, which no verdict rests on.
+    /// Forecast of the rules, which doesn't influence the verdict.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forecast: Option<Vec<ForecastFinding>>,
-    /// What was validated, package by package.
+    /// Contents of the packages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub packages: Vec<PackageFacts>,
 }
 
-/// What is in a package, for people who read the report.
+/// Contents of a package, for reports.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct PackageFacts {
-    /// Its name.
+    /// Name.
     pub package: String,
-    /// Bytes of its constants.
+    /// Bytes of the constants.
     pub weight_bytes: u64,
-    /// Bytes of its states.
+    /// Bytes of the states.
     pub state_bytes: u64,
-    /// Numbers of ops by operator, over all functions.
+    /// Number of ops by operator, over all functions.
     pub ops: std::collections::BTreeMap<String, usize>,
-    /// What quantization cost: `1 - cosine` of each weight, by name.
+    /// Loss by quantization, `1 - cosine` of each weight, by name.
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     #[schemars(with = "std::collections::BTreeMap<String, f64>")]
     pub quantization: IndexMap<String, f64>,
 }
 
 impl PackageFacts {
-    /// The facts of a package.
+    /// Collects the facts of a package.
     pub fn of(name: &str, package: &Package) -> Self {
         let inventory = package.inventory();
         let mut ops = std::collections::BTreeMap::new();
@@ -194,7 +194,7 @@ impl PackageFacts {
 }
 
 impl GatesReport {
-    /// Adds what the conversion of the bundle in `folder` noted of its weights, if that is there.
+    /// Adds the quantization loss from the conversion report in `folder`, if there is one.
     pub fn add_quantization(&mut self, folder: &Path) {
         let text = std::fs::read(folder.join(report::FILE_NAME)).unwrap_or_default();
         let Ok(conversion) = serde_json::from_slice::<report::ConvertReport>(&text) else { return };
@@ -207,9 +207,9 @@ impl GatesReport {
         }
     }
 
-    /// The report of gates.
+    /// Creates a report of gates.
     pub fn new(bundle: &str, gates: Vec<GateReport>) -> Self {
-        // no gate, no proof
+        // without gates nothing is verified
         let verdict = if gates.is_empty() { Verdict::Unproven } else { worst(gates.iter().map(|gate| gate.verdict)) };
         GatesReport {
             schema_version: SCHEMA_VERSION,
@@ -223,7 +223,7 @@ impl GatesReport {
         }
     }
 
-    /// The exit code: 0 passed, 1 failed, 3 unproven (0 if that is allowed).
+    /// Exit code: 0 passed, 1 failed, 3 unproven (0 if that is allowed).
     pub fn exit_code(&self, allow_unproven: bool) -> u8 {
         match self.verdict {
             Verdict::Passed => 0,
@@ -242,20 +242,20 @@ fn worst(verdicts: impl Iterator<Item = Verdict>) -> Verdict {
     })
 }
 
-/// An op that doesn't prefer the Neural Engine.
+/// Op that doesn't prefer the Neural Engine.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct MisplacedOp {
-    /// The operator as Core ML names it.
+    /// Operator, by Core ML's name.
     pub operator: String,
-    /// The name of its result.
+    /// Name of the result.
     pub output: String,
-    /// The device that it prefers; none where the plan names none.
+    /// Preferred device; `None` if the plan names none.
     pub device: Option<Device>,
-    /// The devices that could run it.
+    /// Supported devices.
     pub supported: Vec<Device>,
-    /// Share of the function's work, as Core ML estimates it.
+    /// Share of the function's cost, as estimated by Core ML.
     pub cost: Option<f64>,
-    /// Bytes of the weights that it reads, if the package has an op with this result.
+    /// Bytes of the weights that the op reads, if the package has an op with this result.
     pub weight_bytes: Option<u64>,
 }
 

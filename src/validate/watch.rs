@@ -1,4 +1,4 @@
-//! How large every value inside the functions gets, noted as they run on the CPU executor.
+//! Records the magnitudes of all values while functions run on the CPU executor.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,21 +9,21 @@ use anec_exec::{Precision, Tensor};
 use anec_kernels::distance::largest_magnitude_bits;
 use anec_runtime::{CpuBackend, InterceptedBackend, PackageStore};
 
-/// What was seen of one value over all calls.
+/// Range of one value over all calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ValueRange {
     /// Largest finite magnitude.
     pub largest: f32,
-    /// Elements that were infinite.
+    /// Number of infinite elements.
     pub infinite: u64,
-    /// Elements that were not a number.
+    /// Number of NaN elements.
     pub nan: u64,
 }
 
 impl ValueRange {
-    /// Adds what is among `values`.
+    /// Adds elements.
     pub fn add(&mut self, values: &[f32]) {
-        // what isn't finite comes last
+        // non-finite bit patterns sort last
         let largest = largest_magnitude_bits(values);
         if largest < f32::INFINITY.to_bits() {
             self.largest = self.largest.max(f32::from_bits(largest));
@@ -40,44 +40,44 @@ impl ValueRange {
         }
     }
 
-    /// Whether everything was finite.
+    /// Whether all elements were finite.
     pub fn is_finite(&self) -> bool {
         self.infinite == 0 && self.nan == 0
     }
 }
 
-/// What was seen: by function (its index in `bundle.json`), then by value, in the order in which they came.
+/// Ranges by function (index in `bundle.json`) and by value, in order of computation.
 pub type SeenRanges = BTreeMap<usize, IndexMap<String, ValueRange>>;
 
-/// A few elements of every value, by function and by value, in the order in which they came.
+/// Some elements of every value, by function and by value, in order of computation.
 pub type Samples = BTreeMap<usize, IndexMap<String, Vec<f32>>>;
 
-/// Elements that are kept of a value over all calls.
-const KEPT: usize = 2048;
-/// Elements that are kept of a value of one call, at least.
-const SAMPLED: usize = 256;
+/// Maximum number of samples of a value over all calls.
+const MAX_SAMPLES: usize = 2048;
+/// Minimum number of samples of a value per call.
+const MIN_SAMPLES: usize = 256;
 
-/// Where what was seen is kept.
+/// Shared record of observed values.
 #[derive(Clone, Default)]
-pub struct Log(Arc<Mutex<Notes>>);
+pub struct Log(Arc<Mutex<Record>>);
 
 #[derive(Default)]
-struct Notes {
+struct Record {
     seen: SeenRanges,
-    /// Only where they are asked for.
+    /// Samples, if requested.
     samples: Option<Samples>,
-    /// Elements that are kept of a value of one call.
+    /// Number of samples of a value per call.
     sampled: usize,
 }
 
 impl Log {
-    /// A log that also keeps a few elements of every value, over so many calls.
+    /// Creates a log that also keeps samples of every value, over `calls` calls.
     pub fn sampling(calls: usize) -> Self {
-        let sampled = (KEPT / calls.max(1)).max(SAMPLED);
+        let sampled = (MAX_SAMPLES / calls.max(1)).max(MIN_SAMPLES);
         Log(Arc::new(Mutex::new(Notes { samples: Some(Samples::new()), sampled, ..Notes::default() })))
     }
 
-    /// The CPU executor, whose functions run op by op, in a precision: what it computes is noted here.
+    /// Op-by-op CPU executor in a precision whose values are recorded in this log.
     pub fn backend(&self, programs: Arc<PackageStore>, precision: Precision) -> InterceptedBackend {
         let log = self.clone();
         let note = move |function, name: &str, tensor: &Tensor| log.note(function, name, tensor);
@@ -90,7 +90,7 @@ impl Log {
         let sampled = notes.sampled;
         if let Some(samples) = &mut notes.samples {
             let kept = samples.entry(function).or_default().entry(name.to_owned()).or_default();
-            let room = KEPT.saturating_sub(kept.len()).min(sampled);
+            let room = MAX_SAMPLES.saturating_sub(kept.len()).min(sampled);
             kept.extend(values.iter().step_by(values.len().div_ceil(sampled).max(1)).take(room));
         }
         let ranges = notes.seen.entry(function).or_default();
@@ -100,12 +100,12 @@ impl Log {
         }
     }
 
-    /// What was seen so far; it is forgotten here.
+    /// Takes the ranges recorded so far.
     pub fn take(&self) -> SeenRanges {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner).seen)
     }
 
-    /// The elements that were kept; none unless the log is [`sampling`](Log::sampling).
+    /// Returns the samples; empty unless the log is [`sampling`](Log::sampling).
     pub fn samples(&self) -> Samples {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).samples.clone().unwrap_or_default()
     }
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_finite_is_counted_and_never_the_largest() {
+    fn non_finite_values_are_counted_separately() {
         let mut extent = ValueRange::default();
         extent.add(&[1.0, -3.0, 0.5]);
         assert_eq!(extent, ValueRange { largest: 3.0, infinite: 0, nan: 0 });

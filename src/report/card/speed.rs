@@ -1,4 +1,4 @@
-//! How fast a bundle is, for its card: what was predicted, and what was measured.
+//! Speed section of a model card: predictions and measurements.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 use super::super::escape::cell;
 use super::super::{bytes, counted};
 
-/// The section. `bench` is what `anec bench --json` printed.
+/// Formats the section. `bench` is the output of `anec bench --json`.
 pub(super) fn speed(predictions: &[ChipPrediction], bench: Option<&Json>) -> String {
     let mut text = String::from("## Speed\n\n");
     if predictions.is_empty() && bench.is_none() {
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_measured_names_its_machine() {
+    fn measurements_name_their_machine() {
         let bench = serde_json::json!({
             "machine": "linux x86_64, AVX2", "device": "cpu, f32", "threads": 2,
             "tests": [{"test": "tg32", "median_tps": 12.34, "spread_tps": 0.5, "ttft_ms": 7.0}],

@@ -1,12 +1,12 @@
-//! The rules of MIL as a predicate.
+//! Predicate: the rules of MIL.
 
 use super::{Failure, Predicate};
-use crate::foreign::sizes;
+use crate::third_party::sizes;
 use anec_base::Result;
 use anec_mil::Function;
 use anec_mil::verify::{Finding, infer_types, verify_function};
 
-/// Fails where a rule of MIL is broken, or a type that is inferred anew isn't the declared one.
+/// Fails if a rule of MIL is broken, or an inferred type differs from the declared one.
 #[derive(Debug, Default)]
 pub struct Structure;
 
@@ -28,8 +28,8 @@ fn failure(finding: &Finding) -> Failure {
     named(finding.to_string())
 }
 
-/// A piece fails as the whole does where the same is said of the same op. Shapes are left out: what is of unknown size in
-/// the whole can be known at the border of a piece.
+/// Identifies a finding by its op and text without shapes, because sizes that are unknown in the whole can be known at
+/// the border of a piece.
 fn named(detail: String) -> Failure {
     let mut kind = String::new();
     for part in detail.split('[') {

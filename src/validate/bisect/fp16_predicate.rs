@@ -1,5 +1,5 @@
-//! Half precision as a predicate. A piece is run on the values that the whole function computes in f32, so an op is
-//! judged by what reaches it there, and not by what an earlier one lost.
+//! Predicate: fp16 accuracy. A piece runs on the values that the whole function computes in f32, so that an op isn't
+//! blamed for the loss of earlier ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use indexmap::IndexMap;
 
 use super::{Failure, Predicate};
-use crate::foreign::{made_up_inputs, sizes};
 use crate::lint::lint;
 use crate::measure::LogitMeasures;
 use crate::numerics::check;
+use crate::third_party::{made_up_inputs, sizes};
 use crate::thresholds::NumericsThresholds;
 use crate::verdict::Verdict;
 use crate::watch::ValueRange;
@@ -26,17 +26,17 @@ use anec_runtime::{
     PackageStore, Windows,
 };
 
-/// A function of fixed shapes with what it is called with.
+/// Function of fixed shapes with the inputs of one call.
 pub struct RecordedCall {
-    /// The package that it is in.
+    /// Package of the function.
     pub package: String,
-    /// The function.
+    /// Function.
     pub function: Function,
-    /// Its inputs, by name.
+    /// Inputs by name.
     pub inputs: Vec<(String, Tensor)>,
 }
 
-/// The calls of a package's functions at several lengths, on made-up inputs. Those whose inputs can't be made up are
+/// Calls of a package's functions at several lengths on generated inputs. Functions whose inputs can't be generated are
 /// left out.
 pub fn calls_of_package(name: &str, package: &Package) -> Vec<RecordedCall> {
     let fixed = package.program.functions.iter().flat_map(sizes);
@@ -47,10 +47,10 @@ pub fn calls_of_package(name: &str, package: &Package) -> Vec<RecordedCall> {
     fixed.filter_map(call).collect()
 }
 
-/// The first call of each function that a bundle makes for a text: its states are zero then.
+/// First call of each function that a bundle makes for a text; states are zero then.
 ///
 /// # Errors
-/// When the bundle can't be run in f32.
+/// If the bundle can't be run in f32.
 pub fn calls_of_bundle(bundle: &Bundle, folder: &Path, tokens: &[u32]) -> Result<Vec<RecordedCall>> {
     let host = Arc::new(HostTables::open(bundle, folder)?);
     let programs = PackageStore::of(bundle, folder);
@@ -75,13 +75,13 @@ pub fn calls_of_bundle(bundle: &Bundle, folder: &Path, tokens: &[u32]) -> Result
     Ok(calls)
 }
 
-/// The function with its symbols fixed to what these inputs have.
+/// Fixes the function's symbols to the sizes of the inputs.
 fn at_sizes(function: &Function, inputs: &[(String, Tensor)]) -> Function {
     let mut fixed = function.clone();
     for (name, tensor) in inputs {
         let ty = function.tensor_inputs().find(|value| value.name == *name).and_then(|value| value.ty.tensor());
         for (dim, size) in ty.into_iter().flat_map(|ty| &ty.shape).zip(&tensor.shape) {
-            // a size that isn't T itself follows from one that is
+            // sizes derived from T follow from inputs of size T
             if let anec_mil::Dim::Symbolic { symbol, factor: 1, offset: 0 } = dim {
                 fixed = fixed.with_length(symbol, *size as u64);
             }
@@ -93,7 +93,7 @@ fn at_sizes(function: &Function, inputs: &[(String, Tensor)]) -> Function {
 /// Tensors by name.
 type Named = Vec<(String, Tensor)>;
 
-/// A backend that keeps the inputs of the first call of each function, by its index in `bundle.json`.
+/// Backend that records the inputs of each function's first call, by index in `bundle.json`.
 fn recording(inner: CpuBackend, bundle: &Bundle) -> (InterceptedBackend, Arc<Mutex<BTreeMap<usize, Named>>>) {
     let kept = Arc::new(Mutex::new(BTreeMap::<usize, Named>::new()));
     let (seen, functions) = (kept.clone(), bundle.functions.clone());
@@ -107,9 +107,9 @@ fn recording(inner: CpuBackend, bundle: &Bundle) -> (InterceptedBackend, Arc<Mut
     (InterceptedBackend::new(Arc::new(inner), interceptor), kept)
 }
 
-/// Fails where fp16 doesn't hold a constant, or doesn't compute what f32 computes.
+/// Fails if fp16 can't represent a constant, or computes something else than f32.
 pub struct Fp16Predicate {
-    /// What the whole function computes in f32, by name.
+    /// Values of the whole function in f32, by name.
     values: BTreeMap<String, Tensor>,
     thresholds: NumericsThresholds,
     cache: WeightCache,
@@ -119,7 +119,7 @@ impl Fp16Predicate {
     /// Runs the whole function in f32.
     ///
     /// # Errors
-    /// When it can't be run.
+    /// If it can't be run.
     pub fn of(call: &RecordedCall, thresholds: &NumericsThresholds) -> Result<Self> {
         let cache = WeightCache::new();
         let mut values: BTreeMap<String, Tensor> = call.inputs.iter().cloned().collect();
@@ -130,7 +130,7 @@ impl Fp16Predicate {
         Ok(Fp16Predicate { values, thresholds: thresholds.clone(), cache })
     }
 
-    /// What a piece computes: how large its values get, and its results.
+    /// Runs a piece: the range of its values, and its results.
     fn trace(&self, function: &Function, precision: Precision) -> Result<Trace, ExecError> {
         let given = function.tensor_inputs();
         let inputs: Vec<(String, Tensor)> =
@@ -163,7 +163,7 @@ fn run(
     executable.run_with(&inputs, &mut executable.new_state(), note)
 }
 
-/// What overflowed is another failure than what only differs.
+/// Kind of failures by overflow, as opposed to inaccuracy.
 const OVERFLOW: &str = "overflow";
 
 impl Predicate for Fp16Predicate {
@@ -177,10 +177,10 @@ impl Predicate for Fp16Predicate {
         }
         let (Ok(single), Ok(half)) = (self.trace(function, Precision::F32), self.trace(function, Precision::F16))
         else {
-            // a piece that can't be run shows nothing
+            // a piece that can't be run proves nothing
             return Ok(failures);
         };
-        // what the whole is given may be large on purpose, as masks are: only what the piece makes of it counts
+        // inputs, such as masks, may be large on purpose: only values computed by the piece count
         let overflows = half.seen.values().any(|extent| !extent.is_finite());
         for (half_output, single_output) in half.outputs.iter().zip(&single.outputs) {
             let (Some(found), Some(reference)) = (half_output.1.floats(), single_output.1.floats()) else { continue };

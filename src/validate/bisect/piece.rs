@@ -1,14 +1,13 @@
-//! Some of a function's ops as a function of their own.
+//! A subset of a function's ops as a function.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use anec_mil::{Binding, Block, Dim, Function, Op, TensorType, Uses, Value, ValueId, ValueType};
 
-/// The function that has the ops at `keep` of the block, and the constants that they read. `known` is the same function
-/// with its types inferred: inputs of the piece get theirs from it, all else keeps what was declared where something was. The values of the piece
-/// are numbered anew.
+/// Returns a function with the ops at `keep` and the constants that they read, with values renumbered. `known` is the
+/// same function with inferred types: inputs of the piece get their types from it, other values keep declared types.
 ///
-/// Nothing where that is no function: without a result, or with an input whose shape isn't known.
+/// Returns `None` if the piece has no result, or an input of unknown shape.
 pub fn piece(function: &Function, known: &Function, keep: &BTreeSet<usize>) -> Option<Function> {
     let ops = with_constants(function, keep);
     let made: BTreeSet<ValueId> = ops.iter().flat_map(|op| results(op)).collect();
@@ -16,7 +15,7 @@ pub fn piece(function: &Function, known: &Function, keep: &BTreeSet<usize>) -> O
     ops.iter().for_each(|op| operands(op, &mut read));
 
     let mut values = Arena { from: function, known, ids: HashMap::new(), values: Vec::new() };
-    // the function's own inputs first, in their order; then what the ops that are missing gave
+    // the function's own inputs first, in order, then results of omitted ops
     let own = function.inputs.iter().copied().filter(|id| read.contains(id));
     let missing = read.iter().copied().filter(|id| !made.contains(id) && !function.inputs.contains(id));
     let mut inputs = Vec::new();
@@ -48,7 +47,7 @@ pub fn piece(function: &Function, known: &Function, keep: &BTreeSet<usize>) -> O
     Some(piece)
 }
 
-/// The ops to keep with the constants, plain and compressed, that they read, in the function's order.
+/// Kept ops with the constants that they read, plain and compressed, in order.
 fn with_constants<'a>(function: &'a Function, keep: &BTreeSet<usize>) -> Vec<&'a Op> {
     let uses = Uses::of(function);
     let mut constants = BTreeSet::new();
@@ -64,7 +63,7 @@ fn with_constants<'a>(function: &'a Function, keep: &BTreeSet<usize>) -> Vec<&'a
     function.block.ops.iter().enumerate().filter(is_kept).map(|(_, op)| op).collect()
 }
 
-/// What an op and its nested blocks read from outside and from each other.
+/// Collects the values that an op and its nested blocks read.
 fn operands(op: &Op, read: &mut BTreeSet<ValueId>) {
     read.extend(op.operands());
     let inner: BTreeSet<ValueId> = op.blocks.iter().flat_map(block_results).collect();
@@ -75,7 +74,7 @@ fn operands(op: &Op, read: &mut BTreeSet<ValueId>) {
     read.retain(|id| !inner.contains(id));
 }
 
-/// What an op gives, its nested blocks' values among it.
+/// Results of an op, including the values of nested blocks.
 fn results(op: &Op) -> Vec<ValueId> {
     op.outputs.iter().copied().chain(op.blocks.iter().flat_map(block_results)).collect()
 }
@@ -92,7 +91,7 @@ fn symbols(ty: &TensorType) -> Vec<anec_mil::Symbol> {
     ty.shape.iter().filter_map(symbol).collect()
 }
 
-/// The values of the piece, numbered anew as they are first named.
+/// Values of the piece, renumbered in order of first use.
 struct Arena<'a> {
     from: &'a Function,
     known: &'a Function,
@@ -101,8 +100,8 @@ struct Arena<'a> {
 }
 
 impl Arena<'_> {
-    /// The new number of a value. Dimensions that aren't declared are those that are known, so that each type follows from
-    /// the others; what is declared stays, right or wrong.
+    /// New id of a value. Undeclared dimensions get inferred ones, so that types are consistent; declared ones stay,
+    /// right or wrong.
     fn id(&mut self, id: ValueId) -> ValueId {
         let (from, known, values) = (self.from, self.known, &mut self.values);
         *self.ids.entry(id).or_insert_with(|| {
@@ -118,7 +117,7 @@ impl Arena<'_> {
         })
     }
 
-    /// An input, of a type that is known.
+    /// Adds an input, which needs a known type.
     fn input(&mut self, id: ValueId) -> Option<ValueId> {
         let ty = self.known.value(id).ty.clone();
         let unknown = |ty: &TensorType| ty.shape.contains(&Dim::Unknown);

@@ -1,18 +1,18 @@
-//! Which of a number of things are enough for a failure.
+//! Minimal failing subset of items.
 
 use anec_base::Result;
 
-/// The smallest choice of `0..count` that fails and that was found: leaving out any one of it, it passes. All of them
-/// must fail, and none of them pass.
+/// Returns a minimal subset of `0..count` that fails: it passes without any one of its items. The whole set must fail
+/// and the empty set pass.
 ///
-/// First the shortest beginning that fails, then the shortest end of that, each by halves: the first is a few tries
-/// away even among thousands. What is left between is thinned out by ddmin.
+/// Bisects the shortest failing prefix, then its shortest failing suffix, which takes few tries even among thousands;
+/// ddmin thins out the rest.
 ///
 /// # Errors
-/// Those of `fails`.
+/// Any error of `fails`.
 pub fn smallest(count: usize, fails: &mut dyn FnMut(&[usize]) -> Result<bool>) -> Result<Vec<usize>> {
     let all: Vec<usize> = (0..count).collect();
-    // `..end` fails, `..passes` doesn't
+    // `..end` fails, `..passes` passes
     let (mut passes, mut end) = (0, count);
     while end - passes > 1 {
         let middle = passes + (end - passes) / 2;
@@ -22,7 +22,7 @@ pub fn smallest(count: usize, fails: &mut dyn FnMut(&[usize]) -> Result<bool>) -
             passes = middle;
         }
     }
-    // `start..end` fails, `passes..end` doesn't
+    // `start..end` fails, `passes..end` passes
     let (mut start, mut passes) = (0, end);
     while passes - start > 1 {
         let middle = start + (passes - start) / 2;
@@ -35,7 +35,7 @@ pub fn smallest(count: usize, fails: &mut dyn FnMut(&[usize]) -> Result<bool>) -
     thin_out(all[start..end].to_vec(), fails)
 }
 
-/// Leaves out parts of `choice`, smaller and smaller ones, for as long as the rest fails.
+/// Leaves out smaller and smaller parts of `choice` while the rest fails.
 fn thin_out(mut choice: Vec<usize>, fails: &mut dyn FnMut(&[usize]) -> Result<bool>) -> Result<Vec<usize>> {
     let mut size = choice.len().div_ceil(2);
     while choice.len() > 1 {
@@ -53,7 +53,7 @@ fn thin_out(mut choice: Vec<usize>, fails: &mut dyn FnMut(&[usize]) -> Result<bo
         if size == 1 && !smaller {
             break;
         }
-        // single ones are tried again until none can be left out
+        // repeat with single items until none can be left out
         size = if size == 1 { 1 } else { size.div_ceil(2).min(choice.len().div_ceil(2)) };
     }
     Ok(choice)
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_thousands_is_found_in_few_tries() {
+    fn one_cause_among_thousands_takes_few_tries() {
         for culprit in [0, 1, 999, 1000, 1999] {
             let (choice, tries) = found(2000, |choice| choice.contains(&culprit));
             assert_eq!(choice, [culprit]);
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_it_takes_is_kept() {
+    fn all_required_items_are_kept() {
         let (choice, _) = found(500, |choice| [17, 44, 301].iter().all(|needed| choice.contains(needed)));
         assert_eq!(choice, [17, 44, 301]);
         let (choice, _) = found(7, |choice| choice.len() > 4);
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_culprits_one_is_enough() {
+    fn one_of_several_causes_suffices() {
         let (choice, _) = found(300, |choice| choice.contains(&40) || choice.contains(&200));
         assert_eq!(choice, [40]);
     }

@@ -1,4 +1,5 @@
-//! What a report of experiments says of the rules: evidence, as `validators/ane-rules.yaml` has it.
+//! Conclusions from a report of experiments: evidence for and against rules, in the format of
+//! `validators/ane-rules.yaml`.
 
 use indexmap::IndexMap;
 use schemars::JsonSchema;
@@ -8,50 +9,51 @@ use super::launch::{ProbeEntry, ProbeReport};
 use super::{Experiment, OutcomeKind, ProbeSize, Settles, experiments};
 use crate::rules::{Evidence, Says};
 
-/// What experiments say of a rule.
+/// Conclusion about a rule.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct RuleFinding {
-    /// The rule.
+    /// Name of the rule.
     pub rule: String,
-    /// For it if one experiment at least confirms it, against it if some refute it and none confirms it.
+    /// `For` if at least one experiment confirms the rule, `Against` if some refute it and none confirms it.
     pub says: Says,
-    /// A row of evidence for each experiment and size that says something.
+    /// Evidence row for each conclusive experiment and size.
     pub evidence: Vec<Evidence>,
 }
 
-/// What the numbers of an experiment say of the arithmetic that the executor simulates.
+/// Comparison of an experiment's results with the arithmetic that the executor simulates.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ArithmeticFinding {
-    /// The experiment.
+    /// Name of the experiment.
     pub experiment: String,
-    /// The size of its program.
+    /// Size of its program.
     pub size: ProbeSize,
-    /// For the simulation if its numbers are far nearer than those of half precision, against it if they are far off.
+    /// `For` if the results are much closer to the simulation than to fp16, `Against` in the opposite case.
     pub says: Says,
-    /// Largest error to the simulation, relative to its largest number.
+    /// Largest error relative to the simulation's largest value.
     pub error_to_ane: f64,
-    /// The same to half precision.
+    /// Largest error relative to fp16's largest value.
     pub error_to_f16: f64,
 }
 
-/// Numbers of the simulation and of half precision that differ by less tell nothing apart.
-const APART: f64 = 4e-3;
-/// How many times nearer is nearer.
-const NEARER: f64 = 2.0;
+/// Minimum difference between simulation and fp16 for a conclusion.
+const MIN_DIFFERENCE: f64 = 4e-3;
+/// Minimum ratio of the errors for a conclusion.
+const MIN_ERROR_RATIO: f64 = 2.0;
 
-/// What the numbers of a report say of the simulated arithmetic, for experiments on the Neural Engine in which it gives
-/// other numbers than half precision.
+/// Compares a report's results with the simulated arithmetic, for experiments on the Neural Engine whose simulation
+/// differs from fp16.
 pub fn import_arithmetic(report: &ProbeReport) -> Vec<ArithmeticFinding> {
     let finding = |entry: &ProbeEntry| {
         let ProbeEntry { experiment, size, outcome } = entry;
         let on_engine = outcome.compute_ops > 0 && outcome.on_neural_engine == outcome.compute_ops;
-        let apart = outcome.ane_to_f16.is_some_and(|apart| apart > APART);
+        let apart = outcome.ane_to_f16.is_some_and(|apart| apart > MIN_DIFFERENCE);
         let (error_to_ane, error_to_f16) = outcome.error_to_ane.zip(outcome.error_to_f16)?;
-        let says = match (error_to_ane * NEARER <= error_to_f16, error_to_f16 * NEARER <= error_to_ane) {
-            (true, _) => Says::For,
-            (_, true) => Says::Against,
-            _ => return None,
-        };
+        let says =
+            match (error_to_ane * MIN_ERROR_RATIO <= error_to_f16, error_to_f16 * MIN_ERROR_RATIO <= error_to_ane) {
+                (true, _) => Says::For,
+                (_, true) => Says::Against,
+                _ => return None,
+            };
         let (experiment, size) = (experiment.clone(), *size);
         (on_engine && apart).then_some(ArithmeticFinding { experiment, size, says, error_to_ane, error_to_f16 })
     };
@@ -61,11 +63,11 @@ pub fn import_arithmetic(report: &ProbeReport) -> Vec<ArithmeticFinding> {
     }
 }
 
-/// How much slower is slower.
-const SLOWER: f64 = 1.1;
+/// Minimum ratio of times for "slower".
+const MIN_TIME_RATIO: f64 = 1.1;
 
-/// The findings of a report, in the order of the experiments. Rules of which it says nothing are missing; one of a machine
-/// without a Neural Engine, as virtual machines are, says nothing of any.
+/// Conclusions of a report, in the order of the experiments. Omits rules without conclusion. A machine without a Neural
+/// Engine, such as a virtual machine, gives none.
 pub fn import(report: &ProbeReport) -> Vec<RuleFinding> {
     if report.machine.neural_engine_cores.is_none() {
         return Vec::new();
@@ -88,16 +90,16 @@ pub fn import(report: &ProbeReport) -> Vec<RuleFinding> {
     rows.into_iter().map(finding).collect()
 }
 
-/// Whether an outcome supports a rule, and what was found; nothing where it can't be said.
+/// Whether an outcome supports a rule, and the finding; `None` if it isn't conclusive.
 fn verdict(report: &ProbeReport, entry: &ProbeEntry, settles: &Settles) -> Option<(Says, String)> {
     let kind = entry.outcome.kind?;
     if let Some(other) = &settles.slower_than {
-        // where one of them isn't on the Neural Engine, times tell devices apart and not forms
+        // unless both are on the Neural Engine, times compare devices instead of forms
         let resident = |entry: &ProbeEntry| entry.outcome.kind == Some(OutcomeKind::Resident);
         let of = |entry: &ProbeEntry| entry.outcome.call_ms.filter(|_| resident(entry));
         let same = |candidate: &&ProbeEntry| candidate.experiment == *other && candidate.size == entry.size;
         let (own, other_ms) = (of(entry)?, of(report.outcomes.iter().find(same)?)?);
-        let says = if own >= other_ms * SLOWER { Says::For } else { Says::Against };
+        let says = if own >= other_ms * MIN_TIME_RATIO { Says::For } else { Says::Against };
         return Some((says, format!("{own:.2} ms a call, {other_ms:.2} ms of {other}")));
     }
     let says = if settles.confirmed_by.contains(&kind) { Says::For } else { Says::Against };
@@ -169,7 +171,7 @@ mod tests {
         assert_eq!(says([Resident, Resident], Some(16)), Some(Says::For));
         assert_eq!(says([Elsewhere, Resident], Some(16)), None);
         assert_eq!(says([Resident, Elsewhere], Some(16)), None);
-        // what a virtual machine does on its CPU is no evidence
+        // a virtual machine's CPU is no evidence
         assert_eq!(says([Resident, Resident], None), None);
         assert!(import(&report(None, &[("rank-5", Elsewhere, 1.0)])).is_empty());
     }

@@ -1,5 +1,4 @@
-//! All experiments, each in a process of its own: a program that ends Core ML's process, or never comes back, is a
-//! finding, and the others go on.
+//! Runs all experiments, each in its own process: a crash or hang of Core ML is an outcome, and the others continue.
 
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -16,62 +15,62 @@ use anec_base::progress::Progress;
 use anec_base::{Diagnostic, Fault, FileError, Result};
 use anec_coreml::plan::Machine;
 
-/// Version of the schema; a reader refuses others.
+/// Version of the schema; other versions are refused.
 pub const SCHEMA_VERSION: u32 = 1;
-/// Bytes of a report at most.
-const MOST_BYTES: u64 = 1 << 26;
-/// Characters kept of what a process wrote before it ended.
-const KEPT: usize = 400;
+/// Maximum size of a report in bytes.
+const MAX_BYTES: u64 = 1 << 26;
+/// Characters kept of a process's last output.
+const MAX_MESSAGE: usize = 400;
 
-/// What came of the experiments on a machine.
+/// Outcomes of the experiments on a machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ProbeReport {
     /// Version of this schema.
     pub schema_version: u32,
     /// Version of anec.
     pub anec_version: String,
-    /// When it was begun.
+    /// Start date.
     pub date: String,
-    /// The machine.
+    /// Machine.
     pub machine: Machine,
-    /// The outcomes, in the order of the experiments.
+    /// Outcomes, in the order of the experiments.
     pub outcomes: Vec<ProbeEntry>,
 }
 
-/// One outcome.
+/// Outcome of one experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ProbeEntry {
-    /// The experiment.
+    /// Name of the experiment.
     pub experiment: String,
-    /// The size of its program.
+    /// Size of its program.
     pub size: ProbeSize,
-    /// What came of it.
+    /// Outcome.
     pub outcome: ProbeOutcome,
 }
 
-/// What can be wrong with a report of experiments.
+/// Error with a report of experiments.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProbeError {
-    /// The file isn't a report of this version.
+    /// File that isn't a report of this version.
     #[error("probe report {file}: {problem}")]
     Report {
-        /// The file.
+        /// Path of the file.
         file: String,
         /// Found and expected.
         problem: String,
     },
-    /// The report is of another machine.
+    /// Report of another machine.
     #[error("probe report {file} is of {found}, this is {here}")]
     OtherMachine {
-        /// The file.
+        /// Path of the file.
         file: String,
-        /// The machine of the report.
+        /// Machine of the report.
         found: String,
-        /// This one.
+        /// This machine.
         here: String,
     },
-    /// There is no such experiment.
+    /// Unknown experiment.
     #[error("there is no experiment `{0}`")]
     Unknown(String),
 }
@@ -98,11 +97,10 @@ impl ProbeReport {
     /// Reads a report.
     ///
     /// # Errors
-    /// When it can't be read, or isn't one of this version.
+    /// If the file can't be read, or isn't a report of this version.
     pub fn read(path: &Path) -> Result<ProbeReport> {
         let wrong = |problem: String| ProbeError::Report { file: path.display().to_string(), problem };
-        let text =
-            anec_base::input::read(path, MOST_BYTES).map_err(|e| wrong(format!("can't be read: {}", e.error)))?;
+        let text = anec_base::input::read(path, MAX_BYTES).map_err(|e| wrong(format!("can't be read: {}", e.error)))?;
         let json: serde_json::Value = serde_json::from_slice(&text).map_err(|e| wrong(format!("not JSON: {e}")))?;
         match json.get("schema_version").and_then(serde_json::Value::as_u64) {
             Some(version) if version == u64::from(SCHEMA_VERSION) => {}
@@ -125,11 +123,11 @@ impl ProbeReport {
     }
 }
 
-/// Carries out experiments that a report doesn't have yet, and writes the report after each. `command` is the process
-/// that carries one out and writes its outcome into a file: it is given the experiment, the size and the file.
+/// Runs the experiments that a report doesn't contain yet, and writes the report after each. `command` returns the
+/// process that runs one experiment and writes its outcome to a file.
 ///
 /// # Errors
-/// When the report is of another machine, or a file can't be written.
+/// If the report is of another machine, or a file can't be written.
 pub fn launch(
     experiments: &[&Experiment],
     machine: Machine,
@@ -153,7 +151,7 @@ pub fn launch(
         return Err(ProbeError::OtherMachine { file, found: found.machine.to_string(), here }.into());
     }
     let room = tempfile::tempdir().map_err(FileError::of(std::env::temp_dir(), "create a folder in"))?;
-    // the small ones first: what they show is there soon
+    // small ones first, for early results
     for size in ProbeSize::iter() {
         let due = |experiment: &&&Experiment| experiment.sizes.contains(&size) && !found.has(experiment, size);
         for experiment in experiments.iter().filter(due).collect::<Vec<_>>() {
@@ -167,7 +165,7 @@ pub fn launch(
     Ok(found)
 }
 
-/// Runs a process to its end, or to the end of its time, and reads the outcome that it wrote.
+/// Runs a process to its end or time limit, and reads the outcome that it wrote.
 fn in_process(mut command: Command, file: &Path, limit: Duration) -> Result<ProbeOutcome> {
     let _ = std::fs::remove_file(file);
     let log = file.with_extension("log");
@@ -186,12 +184,12 @@ fn in_process(mut command: Command, file: &Path, limit: Duration) -> Result<Prob
     }
     let written = std::fs::read(&log).unwrap_or_default();
     let written = String::from_utf8_lossy(&written);
-    let skipped = written.trim().chars().count().saturating_sub(KEPT);
+    let skipped = written.trim().chars().count().saturating_sub(MAX_MESSAGE);
     let tail: String = written.trim().chars().skip(skipped).collect();
     Ok(ProbeOutcome::ended(OutcomeKind::Crashed, format!("{status}: {tail}").trim_end_matches(": ").to_owned()))
 }
 
-/// Waits for a process; one that takes longer is ended.
+/// Waits for a process; kills it at the time limit.
 fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     let begin = Instant::now();
     let mut pause = Duration::from_millis(2);
@@ -225,13 +223,13 @@ mod tests {
     use anec_coreml::plan::Device;
     use anec_testing::fake::{DoubleEngine, machine};
 
-    /// What the machine of the test does with experiments: `tests/fixtures/probes/recorded.yaml`.
+    /// Recorded outcomes of the test's machine: `tests/fixtures/probes/recorded.yaml`.
     fn recorded() -> BTreeMap<String, String> {
         let path = anec_testing::root().join("tests/fixtures/probes/recorded.yaml");
         serde_yaml::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
     }
 
-    /// The process of one experiment: this test, started by the next one.
+    /// Process of one experiment: this test, started by the next one.
     #[test]
     fn process_of_an_experiment() {
         let Ok(given) = std::env::var("ANEC_EXPERIMENT") else { return };
@@ -277,13 +275,13 @@ mod tests {
         };
         let (patient, limit) = (Duration::from_secs(60), Duration::from_secs(6));
         let silent = Progress::hidden();
-        // one at first; then those of which something is recorded, without the one that is there
+        // one experiment first; then all recorded ones except that
         let first = named(&["weights-fp16"]);
         let report = launch(&first, machine(), &file, patient, &of_double, &silent).unwrap();
         assert_eq!(report.outcomes.len(), 2);
         let mut names: Vec<&str> = recorded.keys().map(String::as_str).collect();
         names.push("weights-fp16");
-        // large programs are the same in kind: the report has them already
+        // large programs are equivalent here: the report already has them
         let mut begun = ProbeReport::read(&file).unwrap();
         for experiment in named(&names) {
             if experiment.sizes.contains(&ProbeSize::Large) && !begun.has(experiment, ProbeSize::Large) {
@@ -315,12 +313,12 @@ mod tests {
         assert!(crashed.said.as_deref().unwrap().contains("bnns::GraphCompile"), "{crashed:?}");
         assert_eq!(of("state-one").codes, ["-14"]);
 
-        // another machine's results don't mix with these
+        // results of different machines don't mix
         let other = Machine { os_build: "25A1".into(), ..machine() };
         let error = launch(&first, other, &file, limit, &of_double, &silent).unwrap_err();
         assert!(error.to_string().contains("is of Apple M4 Pro"), "{error}");
 
-        // what it says of the rules
+        // conclusions about the rules
         let findings = import(&report);
         let says = |rule: &str| findings.iter().find(|finding| finding.rule == rule).map(|finding| finding.says);
         assert_eq!(says("state-count"), Some(Says::For));
@@ -334,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_isnt_a_report_is_refused_by_what_it_is() {
+    fn invalid_reports_are_refused() {
         let room = tempfile::tempdir().unwrap();
         let file = room.path().join("probe.json");
         let refused = |text: &str| {

@@ -1,4 +1,4 @@
-//! The program of an experiment: projections, one after another, and what is asked about beside them.
+//! Program of an experiment: a sequence of projections with additional ops.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,36 +7,36 @@ use super::ProbeSize;
 use anec_manifest::LinearForm;
 use anec_mil::{Constant, DataType, Dim, FunctionBuilder, MilError, Opset, Program, SymbolRange, TensorType, ValueId};
 
-/// Channels of a tiny one.
+/// Channels of tiny programs.
 const TINY: u64 = 64;
 
-/// What a program is made of: `[1, channels, 1, tokens]` goes through projections with the same number of channels.
+/// Description of a program: `[1, channels, 1, tokens]` passes through projections with equal numbers of channels.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProgramSpec {
-    /// The form of the projections' weights.
+    /// Form of the projections' weights.
     pub weights: ProbeWeights,
-    /// The op of projections.
+    /// Op of the projections.
     pub linear: LinearForm,
-    /// Projections.
+    /// Number of projections.
     pub layers: u64,
     /// Tokens of a call.
     pub tokens: u64,
-    /// Whether the number of tokens is a range from 1 on.
+    /// Whether the number of tokens is a range from 1.
     pub range: bool,
     /// Whether the last axis is 1: `[1, channels, tokens, 1]`.
     pub unit_axis_last: bool,
-    /// What follows each projection.
+    /// Steps after each projection.
     pub each: Vec<ProbeStep>,
-    /// What follows all of them.
+    /// Steps after the last projection.
     pub tail: Vec<ProbeStep>,
     /// States.
     pub states: Option<ProbeStates>,
-    /// What the input holds.
+    /// Values of the input.
     pub input: ProbeInput,
-    /// Channels, whatever the size.
+    /// Number of channels, independent of the size.
     pub channels: Option<u64>,
-    /// Weights of a large program, in 10^6 bytes.
+    /// Weights of a large program, in MB.
     pub megabytes: f64,
 }
 
@@ -59,7 +59,7 @@ impl Default for ProgramSpec {
     }
 }
 
-/// Forms of weights.
+/// Form of weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)] // the names say it
@@ -99,33 +99,33 @@ impl ProbeWeights {
     }
 }
 
-/// What the input holds.
+/// Values of the input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ProbeInput {
     /// Numbers from -1 to 1.
     #[default]
     Plain,
-    /// The same number everywhere.
+    /// One number for all elements.
     All(f32),
 }
 
-/// States of a program, each written once and read after that.
+/// States of a program; each is written once, then read.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProbeStates {
-    /// How many.
+    /// Number of states.
     pub count: u64,
     /// Size of the last axis.
     #[serde(default = "width")]
     pub width: u64,
-    /// Slots: size of the axis before the last.
+    /// Number of slots: size of the axis before the last.
     #[serde(default = "slots")]
     pub slots: u64,
-    /// Whether the second has another shape than the first.
+    /// Whether the second state has another shape than the first.
     #[serde(default)]
     pub different: bool,
-    /// How they are written.
+    /// How states are written.
     #[serde(default)]
     pub write: ProbeWrite,
 }
@@ -145,21 +145,21 @@ pub enum ProbeWrite {
     /// All of it.
     #[default]
     Whole,
-    /// `old * (1 - mask) + new * mask`, the mask an input.
+    /// `old * (1 - mask) + new * mask` with the mask as an input.
     Mask,
     /// One row by `slice_update`; begin and end are computed from a position.
     SliceComputed,
-    /// The same; begin and end are inputs.
+    /// One row by `slice_update`; begin and end are inputs.
     SliceGiven,
-    /// The product of what it held with itself.
+    /// Product of the old content with itself.
     SelfProduct,
-    /// All of it; what it held also goes elsewhere.
+    /// All of it; the old content is also used elsewhere.
     UsedTwice,
-    /// Not at all: the cache is an input, and the new rows are an output.
+    /// Not written: the cache is an input, and the new rows are an output.
     Host,
 }
 
-/// An op, or a few.
+/// Step of one or several ops.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)] // the names are those of the ops
@@ -171,7 +171,7 @@ pub enum ProbeStep {
     Gelu,
     Scale(f32),
     Add(f32),
-    /// The sum over channels, as a product with ones.
+    /// Sum over channels, as a product with ones.
     Total,
     Topk,
     Argmax,
@@ -181,23 +181,23 @@ pub enum ProbeStep {
     Rank6,
     Fp32,
     Softmax,
-    /// Softmax of rows that are minus infinity in half of their channels.
+    /// Softmax of rows in which half of the channels are minus infinity.
     InfiniteMask,
-    /// The halves of the last axis, exchanged.
+    /// Exchange of the halves of the last axis.
     SwapLast,
-    /// Softmax over an axis of so many.
+    /// Softmax over an axis of the given size.
     Wide(u64),
-    /// So many additions.
+    /// Given number of additions.
     Additions(u64),
-    /// A projection to so many channels.
+    /// Projection to the given number of channels.
     Rows(u64),
-    /// A projection from so many channels, all copies.
+    /// Projection from the given number of channels, all copies.
     Columns(u64),
     NormNaive,
     NormAccurate,
     NormPrescale,
     NormConcat,
-    /// Keys of each head against all positions: one product for each head, or one for all.
+    /// Keys of each head against all positions: one product per head, or one for all.
     AttentionPerHead,
     AttentionGrouped,
 }
@@ -213,10 +213,10 @@ impl ProgramSpec {
         }
     }
 
-    /// The program.
+    /// Builds the program.
     ///
     /// # Errors
-    /// When the catalogue of ops refuses it: a defect of the experiment.
+    /// If the op catalogue refuses it, which is a defect of the experiment.
     pub fn program(&self, size: ProbeSize) -> Result<Program, MilError> {
         let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
         let channels = self.channels(size);
@@ -248,7 +248,7 @@ impl ProgramSpec {
         Ok(Program::single(ops.finish()?))
     }
 
-    /// A projection to `rows` channels.
+    /// Adds a projection to `rows` channels.
     pub(super) fn project(
         &self,
         ops: &mut FunctionBuilder,
@@ -261,7 +261,7 @@ impl ProgramSpec {
         let y = match self.linear {
             LinearForm::Conv => ops.conv(&format!("conv_{name}"), x, weight, None),
             form => {
-                // channels go to the last axis and come back
+                // channels move to the last axis and back
                 let perm = if self.unit_axis_last { [0, 3, 2, 1] } else { [0, 2, 3, 1] };
                 let last = ops.transpose(x, &perm);
                 let y = match form {
@@ -343,8 +343,8 @@ impl ProbeStates {
     }
 }
 
-/// A weight of `rows` by `columns`, and the scale of its rows where the form has one. Its numbers repeat after a prime
-/// number of steps: no two rows are alike.
+/// Weight of `rows` by `columns`, and the scale of its rows if the form has one. Its numbers repeat after a prime
+/// number of steps, so that rows differ.
 fn weight(
     ops: &mut FunctionBuilder,
     form: ProbeWeights,
@@ -364,7 +364,7 @@ fn weight(
         Constant::fp16_tensor(&shape, &vec![size * factor; shape.iter().product::<u64>() as usize])
     };
     let bytes = || (0..count).map(|i| step(i) as i8 as u8).collect::<Vec<u8>>();
-    // indices of so many bits, one after another from the low bits on
+    // packs indices from the low bits
     let indices = |bits: u32, of: &dyn Fn(i64) -> i64| -> Vec<u8> {
         let mut out = vec![0u8; (count * bits as usize).div_ceil(8)];
         for i in 0..count {

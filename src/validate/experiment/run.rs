@@ -1,4 +1,4 @@
-//! One experiment on Core ML: its program is compiled, planned, loaded and called, and its numbers are compared.
+//! Runs one experiment on Core ML: compiles, plans, loads and calls its program, and compares the results.
 
 use std::path::Path;
 use std::time::Instant;
@@ -17,68 +17,68 @@ use anec_exec::{ExecOptions, Executable, Precision, Tensor, TensorData, WeightCa
 use anec_mil::{DataType, Function, Value};
 use anec_package::WriteOptions;
 
-/// Calls before those that count.
+/// Uncounted calls at the beginning.
 const WARM_UP: usize = 3;
-/// Calls that count.
+/// Timed calls.
 const CALLS: usize = 10;
-/// Numbers of the output that are kept.
-const KEPT: usize = 8;
+/// Number of output values that are kept.
+const SAVED_VALUES: usize = 8;
 
-/// What came of an experiment. What a stage didn't come to is missing.
+/// Outcome of an experiment. Stages that weren't reached are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProbeOutcome {
-    /// How it ended; missing while the numbers aren't judged.
+    /// Kind of outcome; `None` until the results are compared.
     pub kind: Option<OutcomeKind>,
-    /// What Core ML said when it refused, or how the process ended.
+    /// Core ML's message if it refused, or how the process ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub said: Option<String>,
-    /// The codes that are known in what was said: `-14`.
+    /// Known error codes in the message: `-14`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub codes: Vec<String>,
-    /// Ops that compute.
+    /// Number of compute ops.
     pub compute_ops: usize,
-    /// Those that prefer the Neural Engine.
+    /// Number of ops that prefer the Neural Engine.
     pub on_neural_engine: usize,
-    /// Those for which no device is named.
+    /// Number of ops without a device in the plan.
     pub undetermined: usize,
-    /// Those that prefer another device: operator and device.
+    /// Ops that prefer another device: operator and device.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub elsewhere: Vec<(String, Device)>,
-    /// Milliseconds of compiling, and of loading for the first time.
+    /// Milliseconds of compilation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compile_ms: Option<f64>,
     /// Milliseconds of the first load.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub load_ms: Option<f64>,
-    /// Milliseconds of a call, the middle of several.
+    /// Median milliseconds of a call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub call_ms: Option<f64>,
-    /// The same on the CPU alone.
+    /// Median milliseconds of a call on the CPU only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_call_ms: Option<f64>,
-    /// Largest error relative to the largest number of the executor in single precision.
+    /// Largest error relative to the largest value of the executor in f32.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_to_f32: Option<f64>,
-    /// The same to the executor in half precision.
+    /// Largest error relative to the largest value of the executor in fp16.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_to_f16: Option<f64>,
-    /// The same to the executor with the Neural Engine's arithmetic, as far as it is published.
+    /// Largest error relative to the largest value of the executor with simulated Neural Engine arithmetic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_to_ane: Option<f64>,
-    /// By how much the two differ: what the published arithmetic changes in these numbers.
+    /// Difference between the last two references: the effect of the simulated arithmetic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ane_to_f16: Option<f64>,
-    /// First numbers that came out.
+    /// First values of the output.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub numbers: Vec<f32>,
-    /// The same of the executor in single precision.
+    /// First values of the executor in f32.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub expected: Vec<f32>,
 }
 
 impl ProbeOutcome {
-    /// An outcome of which there is nothing but what was said.
+    /// Outcome of which only a message is known.
     pub fn ended(kind: OutcomeKind, said: impl Into<String>) -> Self {
         let said = said.into();
         let text = said.to_lowercase();
@@ -87,7 +87,7 @@ impl ProbeOutcome {
         ProbeOutcome { kind: Some(kind), codes: codes.collect(), said: Some(said), ..ProbeOutcome::default() }
     }
 
-    /// Where its ops are; a plan that names none shows nothing.
+    /// Placement of the ops; a plan that names no device proves nothing.
     fn place(&self) -> OutcomeKind {
         match self.compute_ops > 0 && self.on_neural_engine == self.compute_ops {
             true => OutcomeKind::Resident,
@@ -101,10 +101,10 @@ impl ProbeOutcome {
     }
 }
 
-/// Carries an experiment out. What Core ML refuses is part of the outcome.
+/// Runs an experiment. Refusals by Core ML are outcomes.
 ///
 /// # Errors
-/// When the program can't be built or written, or the executor can't run it.
+/// If the program can't be built or written, or the executor can't run it.
 pub fn run(engine: &impl Engine, experiment: &Experiment, size: ProbeSize, room: &Path) -> Result<ProbeOutcome> {
     let program = experiment.program.program(size)?;
     let package = room.join("probe.mlpackage");
@@ -120,7 +120,7 @@ pub fn run(engine: &impl Engine, experiment: &Experiment, size: ProbeSize, room:
         Ok(operations) => count(&operations, &mut outcome),
         Err(error) => return Ok(outcome.refused(OutcomeKind::Refused, &error)),
     }
-    // numbers are those of the default shape
+    // results are compared at the default shape
     let function = program.functions.first().map(fixed).unwrap_or_else(|| unreachable!("a program of one function"));
     let inputs = inputs(&function, experiment.program.input);
     let expected = execute(&function, Precision::F32, &inputs)?;
@@ -135,15 +135,15 @@ pub fn run(engine: &impl Engine, experiment: &Experiment, size: ProbeSize, room:
         }
         Err(error) => return Ok(outcome.refused(OutcomeKind::Failed, &error)),
     };
-    // what the CPU alone can't do says nothing of the Neural Engine
+    // a failure on the CPU is not evidence about the Neural Engine
     outcome.cpu_call_ms =
         call(engine, &compiled, ComputeUnits::CpuOnly, &function, &inputs).ok().and_then(|(_, ms)| ms);
     outcome.error_to_f32 = Some(error(&found, &expected));
     outcome.error_to_f16 = Some(error(&found, &half));
     outcome.error_to_ane = Some(error(&found, &simulated));
     outcome.ane_to_f16 = Some(error(&simulated, &half));
-    outcome.numbers = found.into_iter().take(KEPT).collect();
-    outcome.expected = expected.into_iter().take(KEPT).collect();
+    outcome.numbers = found.into_iter().take(SAVED_VALUES).collect();
+    outcome.expected = expected.into_iter().take(SAVED_VALUES).collect();
     for folder in [package, compiled] {
         std::fs::remove_dir_all(&folder).map_err(FileError::of(&folder, "remove"))?;
     }
@@ -156,7 +156,7 @@ fn milliseconds(begin: Instant) -> f64 {
     begin.elapsed().as_secs_f64() * 1e3
 }
 
-/// The function with the default number of tokens.
+/// Function with the default number of tokens.
 fn fixed(function: &Function) -> Function {
     let sizes = function.lengths.iter().map(|(symbol, lengths)| (symbol.clone(), lengths.default_size()));
     let sizes: Vec<_> = sizes.collect();
@@ -178,7 +178,7 @@ fn count(operations: &[Operation], outcome: &mut ProbeOutcome) {
     }
 }
 
-/// What goes in: positions and bounds of a row for integers, the experiment's numbers for the rest.
+/// Inputs: positions and row bounds for integers, the experiment's values for the rest.
 fn inputs(function: &Function, input: ProbeInput) -> Vec<(String, Tensor)> {
     let tensor = |value: &Value| {
         let ty = value.ty.tensor()?;
@@ -204,7 +204,7 @@ fn inputs(function: &Function, input: ProbeInput) -> Vec<(String, Tensor)> {
     function.tensor_inputs().filter_map(tensor).collect()
 }
 
-/// All numbers that a function gives, as the executor computes them.
+/// All output values of a function on the executor.
 fn execute(function: &Function, precision: Precision, inputs: &[(String, Tensor)]) -> Result<Vec<f32>> {
     let executable = Executable::compile(function, ExecOptions { precision }, &WeightCache::new())?;
     let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
@@ -220,7 +220,7 @@ fn numbers(data: TensorData) -> Vec<f32> {
     }
 }
 
-/// Loads a compiled model and calls it; the numbers of the first call, and the time of later ones.
+/// Loads a compiled model and calls it. Returns the values of the first call and the time of later ones.
 fn call(
     engine: &impl Engine,
     compiled: &Path,
@@ -284,7 +284,7 @@ fn call(
     Ok((numbers, times.get(times.len() / 2).copied()))
 }
 
-/// Largest difference, relative to the largest expected number; infinite where one isn't a number and the other is.
+/// Largest difference relative to the largest expected value. The largest number if only one of the two is finite.
 fn error(found: &[f32], expected: &[f32]) -> f64 {
     if found.len() != expected.len() {
         return f64::MAX;
@@ -319,9 +319,9 @@ mod tests {
                 run(&engine, experiment, ProbeSize::Tiny, room.path()).unwrap_or_else(|e| panic!("{id}: {e}"));
             assert!(outcome.compute_ops > 0 && outcome.call_ms.is_some(), "{id}: {outcome:?}");
             assert!(!outcome.numbers.is_empty() && outcome.compile_ms.is_some(), "{id}");
-            // the double computes as the executor does in half precision
+            // the double computes in fp16 like the executor
             assert!(outcome.error_to_f16.unwrap() < 1e-3, "{id}: {outcome:?}");
-            // and not as the Neural Engine is published to
+            // and without the Neural Engine's effects
             if ["silu-native", "swap-last"].contains(&id.as_str()) {
                 assert!(
                     outcome.error_to_ane.unwrap() > 4e-3 && outcome.ane_to_f16.unwrap() > 4e-3,
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_without_ops_shows_nothing() {
+    fn a_plan_without_ops_is_not_resident() {
         let of = |compute_ops, on_neural_engine| {
             ProbeOutcome { compute_ops, on_neural_engine, ..ProbeOutcome::default() }.place()
         };
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn what_core_ml_refuses_is_an_outcome() {
+    fn refusals_by_core_ml_are_outcomes() {
         let room = tempfile::tempdir().unwrap();
         let mut engine = DoubleEngine::new();
         engine.refuses = Some("probe.mlpackage");

@@ -1,4 +1,4 @@
-//! Steps of an experiment's program: what is done to what its projections give.
+//! Steps of an experiment's program: ops on the results of its projections.
 
 use super::program::{ProbeStep, ProgramSpec};
 use anec_mil::{Constant, Dim, FunctionBuilder, ValueId};
@@ -108,12 +108,12 @@ fn cast(ops: &mut FunctionBuilder, x: ValueId, to: &str) -> ValueId {
     ops.op("cast", "cast", [("x", x), ("dtype", dtype)])
 }
 
-/// The sizes of a value as `reshape` takes them.
+/// Shape of a value, as `reshape` takes it.
 fn sizes(ops: &FunctionBuilder, x: ValueId) -> Vec<i32> {
     ops.ty(x).shape.iter().map(|size| size.fixed().map_or(-1, |size| size as i32)).collect()
 }
 
-/// What `of` gives for `x` with `first` in place of its first two axes, in the shape of `x`.
+/// Applies `of` to `x` with its first two axes replaced by `first`, and restores the shape.
 fn folded(
     ops: &mut FunctionBuilder,
     x: ValueId,
@@ -126,7 +126,7 @@ fn folded(
     ops.reshape(y, &whole)
 }
 
-/// The halves of the last axis, exchanged.
+/// Exchanges the halves of the last axis.
 fn swap_last(ops: &mut FunctionBuilder, x: ValueId) -> ValueId {
     let last = ops.ty(x).shape.last().and_then(Dim::fixed).unwrap_or(2);
     let first = ops.slice(x, 3, 0..last / 2);
@@ -144,7 +144,7 @@ fn wide_softmax(ops: &mut FunctionBuilder, x: ValueId, size: u64) -> ValueId {
 }
 
 fn additions(ops: &mut FunctionBuilder, x: ValueId, count: u64) -> ValueId {
-    // names of their own, for the builder tries one after another
+    // explicit names, because the builder searches for free ones linearly
     (0..count).fold(x, |x, index| {
         ops.enter(&format!("addition_{index}"));
         let sum = ops.add(x, Constant::fp16((index % 3) as f32 - 1.0));
@@ -161,10 +161,10 @@ fn norm(ops: &mut FunctionBuilder, x: ValueId) -> ValueId {
     ops.mul(x, inverse)
 }
 
-/// Heads of attention.
+/// Number of attention heads.
 const HEADS: u64 = 4;
 
-/// What `of` gives for the heads of `x`, `[1, heads, width, positions]`, in the shape of `x`.
+/// Applies `of` to the heads of `x`, `[1, heads, width, positions]`, and restores the shape.
 fn heads(
     ops: &mut FunctionBuilder,
     x: ValueId,

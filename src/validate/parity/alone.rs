@@ -1,8 +1,7 @@
-//! Each function alone, and each layer in it, on the hidden states of the golden: an error can't come from what is
-//! before, nor hide behind it.
+//! Tests each function and layer alone, on the golden's hidden states, so that errors neither propagate nor hide.
 
 use super::together::{ForcedRun, Sessions};
-use super::{Comparison, Way, Whole, measured};
+use super::{CallPlan, Comparison, Whole, measured};
 use crate::measure::{self, LogitMeasures};
 use crate::trial::not_run;
 use crate::verdict::{Check, Verdict};
@@ -12,15 +11,15 @@ use anec_runtime::plan::Step;
 use anec_runtime::{Hidden, TokenSession};
 
 /// Measure of a layer's check.
-const ADDED: &str = "added_cosine";
-/// A layer that is so many times as far from the golden as the best quarter of the layers isn't like them. Of a real model
-/// with one scale for each tensor, the worst sound layer was 3.5 times as far as the median.
-const STANDS_OUT: f64 = 20.0;
-/// Cosines of ways of calling that are no further apart differ by the order of sums only, which processors choose.
+const MEASURE: &str = "added_cosine";
+/// Ratio of a layer's error to that of the best quarter from which the layer is suspect. In a real model with one scale
+/// per tensor, the worst correct layer was 3.5 times the median.
+const OUTLIER_RATIO: f64 = 20.0;
+/// Difference of cosines that may be due to the order of sums, which depends on the processor.
 const ROUNDING: f64 = 1e-6;
 
 impl Comparison<'_> {
-    /// What single functions give in the run of the whole: the hidden states that leave a shard, a piece of the logits.
+    /// Compares intermediate results of the whole run: hidden states after each function, pieces of the logits.
     pub(super) fn functions(&self, whole: &Whole, session: &TokenSession, checks: &mut Vec<Check>) {
         let golden = self.golden;
         let route = session.route();
@@ -47,15 +46,15 @@ impl Comparison<'_> {
         }
     }
 
-    /// Each function on what the golden gives it, in every way of calling; then its layers, and the head. Gives whether each
-    /// function of the layers was tried.
-    pub(super) fn forced(&self, ways: &[Way], sessions: &mut Sessions, checks: &mut Vec<Check>) -> Result<bool> {
+    /// Runs each function on the golden's hidden states with every call size; then compares its layers, and the head.
+    /// Returns whether each function of the layers was tried.
+    pub(super) fn forced(&self, plans: &[CallPlan], sessions: &mut Sessions, checks: &mut Vec<Check>) -> Result<bool> {
         let golden = self.golden;
         let model = &self.candidate.model;
         let steps = sessions.own[0].route().layers.clone();
         let mut tried = 0;
         for (index, step) in steps.iter().enumerate() {
-            // what takes something that no golden has is judged by what leaves it in the run of the whole
+            // functions with inputs that goldens lack are judged by their output in the whole run
             if !sessions.own[0].stands_alone(index) {
                 continue;
             }
@@ -64,10 +63,11 @@ impl Comparison<'_> {
             let inside = self.candidate.layers && (start..=end).all(|layer| golden.hidden.contains_key(&layer));
             let wanted = if inside { Hidden::BetweenLayers } else { Hidden::BetweenFunctions };
             let mut layers = Layers::new(step);
-            let found = sessions
-                .run(self, ways, |way, session| ForcedRun::begin(index, given, wanted, &ways[way].chunking, session))?;
-            for (way, found) in ways.iter().zip(found) {
-                let subject = self.subject(&format!("layers {start}..{end} forced, {}", way.name));
+            let found = sessions.run(self, plans, |plan, session| {
+                ForcedRun::begin(index, given, wanted, &plans[plan].chunking, session)
+            })?;
+            for (plan, found) in plans.iter().zip(found) {
+                let subject = self.subject(&format!("layers {start}..{end} forced, {}", plan.name));
                 let found = match found {
                     Ok(found) => found,
                     Err(error) => {
@@ -78,7 +78,7 @@ impl Comparison<'_> {
                 let measures = LogitMeasures::of(&found[end], reference, model.bundle().model.hidden_size as usize);
                 checks.push(self.function_check(subject, "its hidden states agree with the golden", &measures));
                 if inside {
-                    self.see_layers(&mut layers, &way.name, &found);
+                    self.compare_layers(&mut layers, &plan.name, &found);
                 }
             }
             checks.extend(self.layer_checks(&layers));
@@ -106,14 +106,14 @@ impl Comparison<'_> {
         Check { measured, ..Check::of(subject, claim, problem) }
     }
 
-    /// What layers add to the residual stream in one way of calling; of all ways, the worst is kept.
-    fn see_layers(&self, layers: &mut Layers, way: &str, found: &[Vec<f32>]) {
+    /// Compares the contributions of layers for one division into calls; keeps the worst of all.
+    fn compare_layers(&self, layers: &mut Layers, plan: &str, found: &[Vec<f32>]) {
         let golden = &self.golden.hidden;
         let width = self.candidate.model.bundle().model.hidden_size as usize;
         for (index, seen) in layers.seen.iter_mut().enumerate() {
             let layer = layers.first + index;
             let (before, after) = (&golden[&layer], &golden[&(layer + 1)]);
-            // what enters the first is the golden's own
+            // the first layer's input is the golden's
             let entered = if index == 0 { before } else { &found[layer] };
             let cosines = difference(&found[layer + 1], entered)
                 .chunks_exact(width)
@@ -121,14 +121,14 @@ impl Comparison<'_> {
                 .map(|(ours, theirs)| measure::cosine(ours, theirs))
                 .collect::<Vec<f64>>();
             let mean = cosines.iter().sum::<f64>() / cosines.len() as f64;
-            // written so that NaN is the worst; of ways that only rounding tells apart, the first is named
+            // `!(>=)` ranks NaN worst; of equal results except for rounding, the first is named
             if seen.as_ref().is_none_or(|(worst, _)| !worst.is_nan() && !(mean >= *worst - ROUNDING)) {
-                *seen = Some((mean, way.to_owned()));
+                *seen = Some((mean, plan.to_owned()));
             }
         }
     }
 
-    /// The layers of a function, up to the first that is wrong: those after it get wrong hidden states.
+    /// Checks of a function's layers up to the first wrong one, whose successors get wrong inputs.
     fn layer_checks(&self, layers: &Layers) -> Vec<Check> {
         let model = &self.candidate.model;
         let place = layers.function.map(|index| &model.bundle().functions[index]);
@@ -136,18 +136,18 @@ impl Comparison<'_> {
         let limit = self.thresholds.layer_cosine;
         let mut checks = Vec::new();
         for (index, seen) in layers.seen.iter().enumerate() {
-            let Some((cosine, way)) = seen else { continue };
+            let Some((cosine, plan)) = seen else { continue };
             let layer = layers.first + index;
-            // written so that NaN is a problem
+            // `!(>=)` is true for NaN
             let problem = (!(*cosine >= limit)).then(|| {
                 let last = index + 1 == layers.seen.len();
                 let after = if last { "" } else { "; the layers after it in this function aren't judged" };
-                format!("cosine {cosine:.5} in the mean over the positions, expected at least {limit} ({way}){after}")
+                format!("cosine {cosine:.5} in the mean over the positions, expected at least {limit} ({plan}){after}")
             });
             let subject = self.subject(&format!("{place}layer {layer}"));
             let check = Check::of(subject, "what the layer adds agrees with the golden", problem);
             let failed = check.verdict == Verdict::Failed;
-            let measured = [(ADDED.to_owned(), *cosine)].into_iter().collect();
+            let measured = [(MEASURE.to_owned(), *cosine)].into_iter().collect();
             checks.push(Check { layer: Some(layer), measured, ..check });
             if failed {
                 break;
@@ -156,8 +156,8 @@ impl Comparison<'_> {
         checks
     }
 
-    /// Where something failed and no layer is below the limit: the first layer that is far below the others, if one is.
-    /// What is wrong in a small way in one layer shows in that one, and in those after it in its function.
+    /// If something failed and no layer is below the limit: the first layer that is much worse than the others, if any.
+    /// A small error of one layer shows in that layer and in its successors within the function.
     pub(super) fn suspect(&self, checks: &[Check]) -> Option<Check> {
         let own = || checks.iter().filter(|check| check.subject.starts_with(&self.candidate.name));
         let mut failed = own().filter(|check| check.verdict == Verdict::Failed).peekable();
@@ -166,9 +166,9 @@ impl Comparison<'_> {
             return None;
         }
         let layers: Vec<(f64, &Check)> =
-            own().filter_map(|check| Some((1.0 - check.measured.get(ADDED)?, check))).collect();
+            own().filter_map(|check| Some((1.0 - check.measured.get(MEASURE)?, check))).collect();
         let errors: Vec<f64> = layers.iter().map(|(error, _)| *error).collect();
-        let (first, usual) = stands_out(&errors)?;
+        let (first, usual) = first_outlier(&errors)?;
         let (error, check) = layers[first];
         let problem = format!(
             "what it adds has a cosine of {:.5} to the golden; a quarter of the layers reach {:.5}",
@@ -180,21 +180,20 @@ impl Comparison<'_> {
     }
 }
 
-/// The first of some errors that isn't like the others, and the one that a quarter of them stay within: more than that
-/// can be spoilt by what comes before them.
-fn stands_out(errors: &[f64]) -> Option<(usize, f64)> {
+/// First outlier among the errors, and the first quartile. More than a quarter can be affected by predecessors.
+fn first_outlier(errors: &[f64]) -> Option<(usize, f64)> {
     let mut sorted = errors.to_vec();
     sorted.sort_by(f64::total_cmp);
     let usual = *sorted.get(sorted.len() / 4)?;
-    let first = errors.iter().position(|error| *error > STANDS_OUT * usual.max(f64::from(f32::EPSILON)))?;
+    let first = errors.iter().position(|error| *error > OUTLIER_RATIO * usual.max(f64::from(f32::EPSILON)))?;
     Some((first, usual))
 }
 
-/// How well what each layer of a function adds agrees with the golden: the mean cosine over the positions in the way of
-/// calling that is worst, and that way.
+/// Agreement of each layer's contribution with the golden: the mean cosine over the positions for the worst division
+/// into calls, and that division.
 struct Layers {
     first: usize,
-    /// One of the step's functions, which tells where it is.
+    /// Index of a function of the step, which identifies the package.
     function: Option<usize>,
     seen: Vec<Option<(f64, String)>>,
 }
@@ -212,11 +211,11 @@ mod tests {
 
     #[test]
     fn the_first_layer_that_is_unlike_the_others_is_named() {
-        // layer 0 spoils what those after it in its function get
-        assert_eq!(stands_out(&[2e-2, 1e-2, 8e-3, 1e-4, 2e-4, 1e-4]), Some((0, 1e-4)));
-        assert_eq!(stands_out(&[1e-4, 2e-4, 3e-4, 1e-2, 9e-3, 8e-3]), Some((3, 2e-4)));
-        assert_eq!(stands_out(&[1e-4, 2e-4, 3e-4, 1.5e-3]), None, "an ordinary spread");
-        assert_eq!(stands_out(&[0.0, 0.0, 0.0, 1e-7]), None, "rounding");
-        assert_eq!(stands_out(&[]), None);
+        // layer 0 affects the following layers in its function
+        assert_eq!(first_outlier(&[2e-2, 1e-2, 8e-3, 1e-4, 2e-4, 1e-4]), Some((0, 1e-4)));
+        assert_eq!(first_outlier(&[1e-4, 2e-4, 3e-4, 1e-2, 9e-3, 8e-3]), Some((3, 2e-4)));
+        assert_eq!(first_outlier(&[1e-4, 2e-4, 3e-4, 1.5e-3]), None, "an ordinary spread");
+        assert_eq!(first_outlier(&[0.0, 0.0, 0.0, 1e-7]), None, "rounding");
+        assert_eq!(first_outlier(&[]), None);
     }
 }

@@ -11,7 +11,7 @@ use anec_bundle::{Stage, TokenCount};
 use anec_runtime::{Hidden, Windows};
 
 impl Comparison<'_> {
-    /// The text in one call or as few as it takes, in windows of the least size that is possible, and in ones between.
+    /// Compares the labels in as few calls as possible, in the smallest windows, and in sizes between.
     pub(super) fn labels(&self, checks: &mut Vec<Check>) -> Result<()> {
         let mut first: Option<Vec<f32>> = None;
         for size in std::iter::once(None).chain(self.window_sizes().into_iter().map(Some)) {
@@ -39,7 +39,7 @@ impl Comparison<'_> {
 
     fn window_sizes(&self) -> BTreeSet<u64> {
         let bundle = self.candidate.model.bundle();
-        // a text that has to be in one call has no windows
+        // a text that must fit into one call has no windows
         let Some(classification) = bundle.model.classification() else { return BTreeSet::new() };
         let least = 2 * classification.halo + 1;
         let layers = bundle.functions.iter().filter(|entry| matches!(entry.stage, Stage::Layers { .. }));

@@ -1,4 +1,4 @@
-//! Logits against a golden's, as a whole and token by token.
+//! Comparison of logits with a golden's, as a whole and by token.
 
 use std::borrow::Cow;
 
@@ -8,10 +8,10 @@ use crate::verdict::Check;
 use anec_kernels::distance::add_columns;
 
 impl Comparison<'_> {
-    /// The rows that the golden has logits of.
+    /// Rows for which the golden has logits.
     pub(super) fn rows<'l>(&self, logits: &'l [f32]) -> Cow<'l, [f32]> {
         let width = self.golden.vocab_size;
-        // mostly all of them
+        // usually all rows
         if self.golden.positions.iter().copied().eq(0..logits.len() / width.max(1)) {
             return Cow::Borrowed(logits);
         }
@@ -24,7 +24,7 @@ impl Comparison<'_> {
         let limits = self.thresholds;
         let [low, high] = measures.norm_ratio;
         let mut problems = Vec::new();
-        // written so that NaN is a problem
+        // `!(>=)` is true for NaN
         if !(measures.cosine >= limits.cosine) {
             problems.push(format!("cosine {:.5}, expected at least {}", measures.cosine, limits.cosine));
         } else if !(measures.p1 >= limits.p1) {
@@ -35,7 +35,7 @@ impl Comparison<'_> {
         if !(measures.kl <= limits.kl) {
             problems.push(format!("divergence {:.5} nats, expected at most {}", measures.kl, limits.kl));
         }
-        // of few positions, one more or less is chance: a share may be lower by its standard error
+        // tolerate the standard error of the share, which matters for few positions
         let chance = (limits.top1 * (1.0 - limits.top1) / measures.rows as f64).sqrt();
         if !(measures.top1 >= limits.top1 - chance) {
             let (found, limit, count) = (measures.top1, limits.top1, measures.rows);
@@ -52,8 +52,8 @@ impl Comparison<'_> {
         Check { measured: measured(measures), ..check }
     }
 
-    /// Every row of the vocabulary over all positions: one row of the LM head that is lost or wrong hardly changes the
-    /// cosine of thousands.
+    /// Compares each vocabulary row over all positions: a wrong row of the LM head hardly changes the cosine of
+    /// thousands.
     pub(super) fn vocabulary(&self, logits: &[f32]) -> Option<Check> {
         let (found, width) = (self.rows(logits), self.golden.vocab_size);
         let mut squares = vec![[0f64; 2]; width];
@@ -74,7 +74,7 @@ impl Comparison<'_> {
         Some(check)
     }
 
-    /// The package that gives the logits of a token.
+    /// Package that computes the logits of a token.
     fn piece_of(&self, token: u64) -> String {
         let model = &self.candidate.model;
         let steps = model.plan().routes.iter().flat_map(|route| &route.head);

@@ -21,10 +21,10 @@ fn golden() -> Golden {
     }
 }
 
-/// What the double makes of a text, by the most likely token each time.
+/// Greedy continuation of the double.
 fn greedy(prompt: &[u32], count: usize) -> Greedy {
     let mut text = prompt.to_vec();
-    // the last token is no input; the length of the whole text decides which rotary table is used
+    // the last token isn't an input; the length of the whole text selects the rotary table
     let length = (prompt.len() + count).saturating_sub(1) as u64;
     for _ in 0..count {
         let (_, logits) = fake::reference(&text, length);
@@ -89,13 +89,13 @@ fn fewer_sessions_than_ways_of_calling_say_the_same() {
     let one = model.start(TEXT.len() as u64).unwrap().state_bytes();
     assert!(one > 0);
     let thresholds = Thresholds::of(&Gates::default()).parity;
-    // without hidden states no part was tried before the whole
+    // without hidden states no function was tried before the whole
     for golden in [golden(), Golden { hidden: Default::default(), ..golden() }] {
         let report = |states: u64| {
             let candidate = Candidate { name: "double".into(), model: model.clone(), layers: true };
             format!("{:#?}", parity_within(states, &[candidate], &golden, &thresholds).unwrap())
         };
-        let all = report(STATES);
+        let all = report(STATE_BYTES);
         for sessions in 0..8 {
             assert_eq!(report(sessions * one), all, "{sessions} sessions");
         }
@@ -121,14 +121,14 @@ fn a_wrong_position_fails_the_gate() {
 }
 
 #[test]
-fn a_lone_position_is_named_and_hides_nothing() {
-    // 200 positions, of which one is a little off: less than one in a hundred
+fn a_single_bad_position_is_named() {
+    // 200 positions, one slightly off: less than 1 %
     let text: Vec<u32> = TEXT.into_iter().cycle().take(16).collect();
     let golden = several(&vec![text.clone(); 13]);
     assert_eq!(golden.positions.len(), 208);
     let turned = |by: f32| {
         let mut golden = golden.clone();
-        // the third text's sixth token
+        // sixth token of the third text
         let row = &mut golden.logits[37 * fake::VOCAB..38 * fake::VOCAB];
         let length = row.iter().map(|v| v * v).sum::<f32>().sqrt();
         row[7] += by * length;
@@ -148,7 +148,7 @@ fn a_lone_position_is_named_and_hides_nothing() {
     let all = find(&little, "double, 13 texts");
     assert!(all.measured["cosine"] < 0.99 && all.measured["p1"] > 0.999999, "{all:#?}");
     assert_eq!(all.verdict, Verdict::Passed, "{all:#?}");
-    // one that is far away fails, and is named, too
+    // a distant position fails and is named, too
     let far = find(&turned(2.0), "double, positions");
     assert_eq!(far.verdict, Verdict::Failed);
     assert!(far.detail.unwrap().contains("text 2, position 5, token 2: cosine"));
@@ -163,11 +163,11 @@ fn each_of_several_texts_begins_anew() {
     // the first token of a text isn't predicted
     assert_eq!(check("double, perplexity").measured["tokens"], 14.0);
     assert!(check("double, perplexity").measured["difference"].abs() < 1e-9);
-    // all ways of calling are tried with the first text
+    // all call sizes are tried with the first text
     assert_eq!(check("double, T = 2").measured["positions"], 9.0);
 }
 
-/// What the double makes of several texts.
+/// Golden of several texts by the double.
 fn several(texts: &[Vec<u32>]) -> Golden {
     let mut golden =
         Golden { tokens: Vec::new(), logits: Vec::new(), hidden: Default::default(), greedy: None, ..golden() };
@@ -194,30 +194,30 @@ fn a_wrong_shard_is_named() {
     golden.hidden.get_mut(&2).unwrap().iter_mut().step_by(2).for_each(|v| *v = -*v);
     let report = gate(&FakeOptions::default(), &golden);
     let failed = || report.checks.iter().filter(|c| c.verdict == Verdict::Failed);
-    // the golden's wrong states are what layer 1 should give
+    // expected output of layer 1 is wrong
     assert_eq!(failed().find_map(|check| check.layer), Some(1));
     let failed: Vec<&str> = failed().filter(|c| c.layer.is_none()).map(|c| c.subject.as_str()).collect();
     let (forced, free): (Vec<&str>, Vec<&str>) = failed.iter().partition(|subject| subject.contains("forced"));
     assert_eq!(free, ["double, layers 0..2"]);
-    // the golden's wrong states are what the first shard should give and what the second is given
+    // expected output of the first shard, which is the second's input, is wrong
     assert_eq!(forced.len(), 10, "{forced:?}");
 }
 
 #[test]
 fn a_layer_that_adds_something_else_is_named() {
     let mut golden = golden();
-    // layers 0 and 1 are one function: what its first layer gives is seen inside it
+    // layers 0 and 1 are one function, with the first layer's output inside
     golden.hidden.get_mut(&1).unwrap().iter_mut().step_by(2).for_each(|v| *v = -*v);
     let report = gate(&FakeOptions::default(), &golden);
     let failed: Vec<&Check> = report.checks.iter().filter(|c| c.verdict == Verdict::Failed).collect();
     let layers: Vec<Option<usize>> = failed.iter().map(|check| check.layer).collect();
-    // what follows the wrong layer in its function isn't accused, and what comes before and after the function is right
+    // neither the following layer in the function nor its neighbours are blamed
     assert_eq!(layers, [Some(0)], "{failed:#?}");
     assert!(failed[0].subject.ends_with(", layer 0"), "{failed:#?}");
     assert!(failed[0].detail.as_deref().unwrap().ends_with("aren't judged"), "{failed:#?}");
 }
 
-/// The golden's text, long enough for a perplexity.
+/// Golden long enough for a perplexity.
 fn long_text() -> Golden {
     let tokens: Vec<u32> = TEXT.into_iter().cycle().take(16).collect();
     let (_, logits) = fake::reference(&tokens, tokens.len() as u64);
@@ -231,7 +231,7 @@ fn a_text_that_is_less_or_more_likely_than_for_the_golden_fails() {
         let report = gate(&FakeOptions::default(), golden);
         report.checks.into_iter().find(|check| check.subject == "double, perplexity")
     };
-    // from the logits, and from the list of a reference that keeps few of them
+    // from the logits, and from a list of losses
     let golden = long_text();
     let same = check(&golden).unwrap();
     assert_eq!((same.verdict, same.measured["tokens"]), (Verdict::Passed, 15.0));
@@ -248,7 +248,7 @@ fn a_text_that_is_less_or_more_likely_than_for_the_golden_fails() {
         assert_eq!(other.verdict, Verdict::Failed);
         assert!((other.measured["difference"] - (f64::from(-change).exp() - 1.0)).abs() < 1e-4, "{other:?}");
     }
-    // of nine tokens it says nothing
+    // nine tokens are too few
     assert!(check(&self::golden()).is_none());
 }
 

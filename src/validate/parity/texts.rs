@@ -1,5 +1,4 @@
-//! All texts of a golden, each from its start, in the largest calls: what every position is like, and how likely the
-//! texts are.
+//! All texts of a golden, each from its start, in the largest calls: every position, and the perplexity.
 
 use std::ops::Range;
 
@@ -12,23 +11,23 @@ use crate::verdict::{Check, Position, listed};
 use anec_base::Result;
 use anec_runtime::{Chunking, ForwardOptions, Tokenizer};
 
-/// Predicted tokens from which on a perplexity says something: the loss of single tokens may rightly differ.
-const PREDICTED: usize = 12;
+/// Minimum number of predicted tokens for a perplexity; losses of single tokens vary too much.
+const MIN_PREDICTED: usize = 12;
 
-/// What the candidate makes of the texts.
+/// Results of the candidate for the texts.
 #[derive(Default)]
-struct Found {
-    /// Each row of the golden.
+struct TextResults {
+    /// Comparison of each row of the golden.
     rows: Vec<RowMeasures>,
-    /// Negative log likelihood of each token, in nats; NaN for the first of a text, which nothing comes before.
+    /// Negative log likelihood of each token in nats; NaN for the first token of a text.
     losses: Vec<f64>,
 }
 
 impl Comparison<'_> {
-    /// Every text. The logits of the first are known: what the largest calls gave.
+    /// Compares every text. The logits of the first are those of the largest calls.
     pub(super) fn all_texts(&self, first: &[f32], checks: &mut Vec<Check>) -> Result<()> {
         let golden = self.texts;
-        let mut found = Found::default();
+        let mut found = TextResults::default();
         for (index, (_, span)) in golden.spans().into_iter().enumerate() {
             if index == 0 {
                 self.add(&mut found, span, first);
@@ -49,8 +48,8 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    /// The logits of one text.
-    fn add(&self, found: &mut Found, span: Range<usize>, logits: &[f32]) {
+    /// Adds the logits of one text.
+    fn add(&self, found: &mut TextResults, span: Range<usize>, logits: &[f32]) {
         let (golden, width) = (self.texts, self.texts.vocab_size);
         let row = |position: usize| &logits[(position - span.start) * width..(position - span.start + 1) * width];
         for (position, reference) in golden.positions.iter().zip(golden.logits.chunks_exact(width)) {
@@ -61,13 +60,12 @@ impl Comparison<'_> {
         found.losses.push(f64::NAN);
         let predicted = span.clone().skip(1);
         found.losses.extend(predicted.map(|position| {
-            // a token that a row lacks is none that the golden has
+            // the golden's tokens are within its rows
             loss(row(position - 1), golden.tokens[position]).unwrap_or(f64::NAN)
         }));
     }
 
-    /// Every position by itself: what is wrong in one place drowns in a mean, and the worst of all places doesn't say
-    /// where. One that is far from the golden is named, and hides nothing of the others.
+    /// Checks single positions, which a mean would hide. A position far from the golden is named.
     pub(super) fn positions(
         &self,
         rows: &[RowMeasures],
@@ -92,7 +90,7 @@ impl Comparison<'_> {
             format!("{text}position {}, token {}{written}: cosine {:.5}", at.position, at.token, at.cosine)
         };
         let mut low: Vec<&Position> = positions.iter().filter(|at| !(at.cosine >= limits.p1)).collect();
-        // written so that NaN comes first
+        // NaN first
         low.sort_by(|a, b| b.cosine.is_nan().cmp(&a.cosine.is_nan()).then(a.cosine.total_cmp(&b.cosine)));
         let named: Vec<String> = low.iter().map(|at| name(at)).collect();
         let below = (!low.is_empty()).then(|| {
@@ -117,11 +115,11 @@ impl Comparison<'_> {
         Check { positions, ..check }
     }
 
-    /// The perplexity of the golden's texts: what it is for a user that logits differ. Errors of single positions that
-    /// cancel out leave it alone, a small one that is always to the same side doesn't.
+    /// Compares the perplexity of the golden's texts. Errors of single positions can cancel out, a systematic one
+    /// can't.
     fn perplexity(&self, losses: &[f64], tokenizer: Option<&Tokenizer>) -> Result<Option<Check>> {
         let reference = self.texts.losses();
-        if reference.len() < PREDICTED {
+        if reference.len() < MIN_PREDICTED {
             return Ok(None);
         }
         let count = reference.len() as f64;
@@ -130,7 +128,7 @@ impl Comparison<'_> {
         let [perplexity, golden] = [ours, theirs].map(|sum| (sum / count).exp());
         let difference = perplexity / golden - 1.0;
         let limit = self.thresholds.perplexity;
-        // written so that NaN is a problem
+        // `!(<=)` is true for NaN
         let problem = (!(difference.abs() <= limit)).then(|| {
             let (found, expected) = (100.0 * difference, 100.0 * limit);
             format!(
@@ -141,7 +139,7 @@ impl Comparison<'_> {
         let mut measured: IndexMap<&str, f64> =
             [("perplexity", perplexity), ("golden_perplexity", golden), ("difference", difference), ("tokens", count)]
                 .into();
-        // where not every token is predicted, words can't be counted
+        // words can only be counted if every token is predicted
         let starts = self.texts.spans().len();
         if let Some(tokenizer) = tokenizer.filter(|_| reference.len() + starts == self.texts.tokens.len()) {
             let texts =
@@ -156,7 +154,7 @@ impl Comparison<'_> {
         Ok(Some(check))
     }
 
-    /// The bundle's tokenizer, if it has one.
+    /// Tokenizer of the bundle, if it has one.
     pub(super) fn tokenizer(&self) -> Result<Option<Tokenizer>> {
         let model = &self.candidate.model;
         let there = model.bundle().tokenizer.contains_key("tokenizer");

@@ -1,10 +1,10 @@
-//! Ways of calling, tried side by side: each has a session of its own, and goes through the text in its own calls. They keep
-//! pace, so that a product with a weight that one of them has computed is at hand when another one needs the same, bit for
-//! bit. On backends that can't share products they are tried one after the other, in one session.
+//! Runs different divisions into calls side by side, each in its own session. They stay close together, so that
+//! products with weights can be shared bit for bit. On backends without shared products they run in sequence, in one
+//! session.
 
 use std::sync::Arc;
 
-use super::{Comparison, Way};
+use super::{CallPlan, Comparison};
 use crate::golden::Golden;
 use crate::measure::{LogitMeasures, RowMeasures};
 use anec_base::Result;
@@ -13,27 +13,27 @@ use anec_kernels::dot::MOST_COLUMNS;
 use anec_kernels::pool;
 use anec_runtime::{Chunking, ForcedPass, ForwardOptions, ForwardPass, Hidden, TokenSession};
 
-/// Tokens that one way may be ahead of another: a multiple of most small calls.
-const AHEAD: usize = 12;
-/// Most bytes of products that are kept.
-const ROOM: usize = 1 << 29;
-/// Most bytes of states that sessions have together.
-pub(super) const STATES: u64 = 2 << 30;
+/// Maximum lead of a run in tokens: a multiple of most small call sizes.
+const MAX_LEAD: usize = 12;
+/// Maximum bytes of cached products.
+const CACHE_BYTES: usize = 1 << 29;
+/// Maximum bytes of states of all sessions.
+pub(super) const STATE_BYTES: u64 = 2 << 30;
 
-/// Sessions for ways of calling.
+/// Sessions for the divisions into calls.
 pub(super) struct Sessions {
     memo: Arc<ProductMemo>,
-    /// One for each way, or one for all.
+    /// One session for each division, or one for all.
     pub(super) own: Vec<TokenSession>,
 }
 
 impl Sessions {
-    /// As many as `ways`, fewer where their states would take too much memory, or only `first` where products can't be
+    /// Creates `plans` sessions, fewer if their states would take too much memory, or only `first` if products can't be
     /// shared.
-    pub(super) fn new(of: &Comparison<'_>, mut first: TokenSession, ways: usize) -> Result<Self> {
-        let memo = Arc::new(ProductMemo::new(ROOM));
+    pub(super) fn new(of: &Comparison<'_>, mut first: TokenSession, plans: usize) -> Result<Self> {
+        let memo = Arc::new(ProductMemo::new(CACHE_BYTES));
         let shares = first.remember(&memo);
-        let most = usize::try_from(of.states / first.state_bytes().max(1)).unwrap_or(ways).min(ways);
+        let most = usize::try_from(of.states / first.state_bytes().max(1)).unwrap_or(plans).min(plans);
         let mut sessions = Sessions { memo, own: vec![first] };
         while shares && sessions.own.len() < most {
             let session = sessions.another(of)?;
@@ -42,29 +42,29 @@ impl Sessions {
         Ok(sessions)
     }
 
-    /// The session in which a way is run, by its number.
-    pub(super) fn into_session_of(mut self, way: usize) -> TokenSession {
-        let index = way % self.own.len();
+    /// Session of a division.
+    pub(super) fn into_session_of(mut self, plan: usize) -> TokenSession {
+        let index = plan % self.own.len();
         self.own.swap_remove(index)
     }
 
-    /// A session that no text was computed in.
+    /// New session without any text.
     pub(super) fn another(&self, of: &Comparison<'_>) -> Result<TokenSession> {
         let mut session = of.start()?;
         session.remember(&self.memo);
         Ok(session)
     }
 
-    /// Begins a run of each way, by its number, in a session that is reset, and takes the runs to their ends. An error ends
-    /// only the run that it is of, and its session is replaced by one whose states are whole.
+    /// Resets the sessions and runs each division to its end. An error ends only its own run, and its session is
+    /// replaced by a valid one.
     pub(super) fn run<R: Run>(
         &mut self,
         of: &Comparison<'_>,
-        ways: &[Way],
+        plans: &[CallPlan],
         begin: impl Fn(usize, &mut TokenSession) -> Result<R>,
-    ) -> Result<Vec<Result<R::Given>>> {
+    ) -> Result<Vec<Result<R::Output>>> {
         let mut given = Vec::new();
-        for ways in ways.chunks(self.own.len()) {
+        for plans in plans.chunks(self.own.len()) {
             let first = given.len();
             let member = |(index, session)| {
                 let session: &mut TokenSession = session;
@@ -72,10 +72,10 @@ impl Sessions {
                 Member { session, run, ended: false }
             };
             let mut members: Vec<Member<'_, R>> =
-                self.own.iter_mut().take(ways.len()).enumerate().map(member).collect();
-            together(&self.memo, &mut members, leader(ways));
+                self.own.iter_mut().take(plans.len()).enumerate().map(member).collect();
+            together(&self.memo, &mut members, leader(plans));
             given.extend(members.into_iter().map(|member| member.run.and_then(|run| run.end(member.session))));
-            for index in (0..ways.len()).filter(|index| given[first + index].is_err()) {
+            for index in (0..plans.len()).filter(|index| given[first + index].is_err()) {
                 self.own[index] = self.another(of)?;
             }
         }
@@ -83,26 +83,25 @@ impl Sessions {
     }
 }
 
-/// The way whose calls are the largest of those that share products: it computes them for the others.
-fn leader(ways: &[Way]) -> usize {
-    let shares =
-        |way: &Way| matches!(&way.chunking, Chunking::Pattern(sizes) if !way.mixed && sizes[0] <= MOST_COLUMNS as u64);
-    ways.iter().rposition(shares).unwrap_or(0)
+/// Index of the largest calls that share products; they run first.
+fn leader(plans: &[CallPlan]) -> usize {
+    let shares = |plan: &CallPlan| matches!(&plan.chunking, Chunking::Pattern(sizes) if !plan.mixed && sizes[0] <= MOST_COLUMNS as u64);
+    plans.iter().rposition(shares).unwrap_or(0)
 }
 
-/// A text on its way through a session, call by call.
+/// Run of a text through a session, call by call.
 pub(super) trait Run: Send {
-    /// What it gives in the end.
-    type Given;
+    /// Result type.
+    type Output;
 
-    /// Tokens that have been computed.
+    /// Number of computed tokens.
     fn done(&self) -> usize;
 
-    /// Computes the next call; gives false if there is none left.
+    /// Computes the next call; returns false if there is none left.
     fn advance(&mut self, session: &mut TokenSession) -> Result<bool>;
 
-    /// What it has given.
-    fn end(self, session: &TokenSession) -> Result<Self::Given>;
+    /// Result of the run.
+    fn end(self, session: &TokenSession) -> Result<Self::Output>;
 }
 
 struct Member<'s, R> {
@@ -112,7 +111,7 @@ struct Member<'s, R> {
 }
 
 impl<R: Run> Member<'_, R> {
-    fn go_to(&mut self, position: usize) {
+    fn advance_to(&mut self, position: usize) {
         while let Ok(run) = &mut self.run
             && !self.ended
             && run.done() < position
@@ -124,37 +123,37 @@ impl<R: Run> Member<'_, R> {
         }
     }
 
-    fn goes_on(&self) -> Option<usize> {
+    fn next_step(&self) -> Option<usize> {
         self.run.as_ref().ok().filter(|_| !self.ended).map(|run| run.done())
     }
 }
 
-/// Takes runs to their ends, some tokens at a time: first the leader, then the others, each on one thread.
+/// Runs all members in steps of some tokens: first the leader, then the others, one thread each.
 fn together<R: Run>(memo: &ProductMemo, members: &mut [Member<'_, R>], leader: usize) {
     if let [alone] = members {
-        return alone.go_to(usize::MAX);
+        return alone.advance_to(usize::MAX);
     }
-    while let Some(last) = members.iter().filter_map(Member::goes_on).min() {
+    while let Some(last) = members.iter().filter_map(Member::next_step).min() {
         memo.forget();
-        members[leader].go_to(last + AHEAD);
-        pool::for_each_mut(members, |_, member| member.go_to(last + AHEAD));
+        members[leader].advance_to(last + MAX_LEAD);
+        pool::for_each_mut(members, |_, member| member.advance_to(last + MAX_LEAD));
     }
 }
 
-/// The golden's text through the whole program.
+/// Run of the golden's text through the whole program.
 pub(super) struct WholeRun<'g> {
     golden: &'g Golden,
     pass: ForwardPass<'g>,
-    /// Those of the golden's positions that have come by.
+    /// Comparisons of the positions computed so far.
     rows: Vec<Option<RowMeasures>>,
-    /// The logits of all positions, if they are to be kept.
+    /// Logits of all positions, if requested.
     logits: Option<Vec<f32>>,
 }
 
-/// What the whole program gave in one way of calling.
-pub(super) struct WholeGiven {
+/// Result of a run through the whole program.
+pub(super) struct WholeResult {
     pub(super) measures: LogitMeasures,
-    /// If they were to be kept.
+    /// Logits of all positions, if requested.
     pub(super) logits: Option<Vec<f32>>,
     pub(super) hidden: Vec<Vec<f32>>,
 }
@@ -172,7 +171,7 @@ impl<'g> WholeRun<'g> {
 }
 
 impl Run for WholeRun<'_> {
-    type Given = WholeGiven;
+    type Output = WholeResult;
 
     fn done(&self) -> usize {
         self.pass.done()
@@ -195,14 +194,14 @@ impl Run for WholeRun<'_> {
         Ok(more)
     }
 
-    fn end(self, session: &TokenSession) -> Result<WholeGiven> {
+    fn end(self, session: &TokenSession) -> Result<WholeResult> {
         let rows: Vec<RowMeasures> = self.rows.into_iter().flatten().collect();
         let hidden = session.finish(self.pass)?.hidden;
-        Ok(WholeGiven { measures: LogitMeasures::over(&rows), logits: self.logits, hidden })
+        Ok(WholeResult { measures: LogitMeasures::over(&rows), logits: self.logits, hidden })
     }
 }
 
-/// A part of the layers on hidden states of the golden.
+/// Run of some layers on the golden's hidden states.
 pub(super) struct ForcedRun<'g>(ForcedPass<'g>);
 
 impl<'g> ForcedRun<'g> {
@@ -218,7 +217,7 @@ impl<'g> ForcedRun<'g> {
 }
 
 impl Run for ForcedRun<'_> {
-    type Given = Vec<Vec<f32>>;
+    type Output = Vec<Vec<f32>>;
 
     fn done(&self) -> usize {
         self.0.done()
@@ -228,7 +227,7 @@ impl Run for ForcedRun<'_> {
         session.advance_forced(&mut self.0)
     }
 
-    fn end(self, session: &TokenSession) -> Result<Self::Given> {
+    fn end(self, session: &TokenSession) -> Result<Self::Output> {
         session.finish_forced(self.0)
     }
 }

@@ -1,4 +1,4 @@
-//! Judging a plan: what it says of every function of a bundle, and what it doesn't.
+//! Judges the compute plan of a bundle.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -18,15 +18,15 @@ use anec_coreml::{ComputePlan, CoreMlError};
 use anec_mil::{Function, catalogue};
 use anec_package::Package;
 
-/// Judges the plan of a bundle in a folder; `path` is where the plan came from.
+/// Judges the plan of the bundle in a folder; `path` is the plan's.
 ///
-/// Every function must be there at every number of tokens. In each, every compute op must prefer the Neural Engine, and
-/// there must be a convolution: a plan that shows none shows nothing. Reading a state is no computing, writing one is.
-/// A manifest may ask for a share of the planned cost besides, or with a reason instead. Ops for which the plan names no
-/// device are undetermined: a check of their own says how many, and whether the clock speaks for them.
+/// Every function must be in the plan at every number of tokens. Each must have a convolution, and every compute op
+/// must prefer the Neural Engine; writing a state is a compute op, reading one isn't. A manifest may require a share of
+/// the planned cost in addition, or instead if it gives a reason. Ops without a device are undetermined: a separate
+/// check reports their number and whether latency speaks for them.
 ///
 /// # Errors
-/// When the plan is of another bundle or of other bytes, contradicts itself, or was not taken for the Neural Engine.
+/// If the plan is of another bundle or of other bytes, contradicts itself, or wasn't taken for the Neural Engine.
 pub fn judge(
     bundle: &Bundle,
     folder: &Path,
@@ -88,18 +88,18 @@ pub fn judge(
     Ok(GateReport { notes: notes.collect(), ..GateReport::new(GATE, checks) })
 }
 
-/// A share in percent, without the noise of its last bits.
+/// Percentage without rounding noise.
 fn percent(share: f64) -> f64 {
     (share * 1e6).round() / 1e4
 }
 
-/// What is claimed where a share of the cost is asked for.
+/// Claim if a share of the cost is required.
 fn share_claim(thresholds: &ResidencyThresholds) -> String {
     let share = percent(thresholds.cost_share.unwrap_or(1.0));
     format!("at least {share} % of the planned cost is on the Neural Engine")
 }
 
-/// What is wrong with a plan as a whole.
+/// Problem of the plan as a whole.
 fn check_plan(bundle: &Bundle, plan: &ComputePlan, packages: &HashMap<&str, Package>) -> Result<(), String> {
     if plan.compute_units != UNITS {
         return Err(format!("it was taken for {}, expected {UNITS}", plan.compute_units));
@@ -134,7 +134,7 @@ fn check_plan(bundle: &Bundle, plan: &ComputePlan, packages: &HashMap<&str, Pack
     Ok(())
 }
 
-/// How people call a function: `layers_0_3, T = 1`.
+/// Display name of a call: `layers_0_3, T = 1`.
 fn subject(entry: &FunctionEntry, tokens: u64) -> String {
     let package = entry.package.strip_suffix(".mlpackage").unwrap_or(&entry.package);
     match entry.function.as_str() {
@@ -143,14 +143,14 @@ fn subject(entry: &FunctionEntry, tokens: u64) -> String {
     }
 }
 
-/// What an operator does, for placement.
+/// Class of an operator for placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
-    /// A constant, or one that is expanded: nothing that runs in a call.
+    /// Constant or compressed constant: doesn't run in a call.
     Constant,
-    /// Makes a state's content visible.
+    /// Reads a state.
     StateRead,
-    /// Everything else, operators that the catalogue doesn't know among it.
+    /// Everything else, including unknown operators.
     Compute,
 }
 
@@ -163,16 +163,16 @@ fn class(operator: &str) -> Class {
     }
 }
 
-/// What a plan has of a function.
+/// Statistics of a function's plan.
 #[derive(Default)]
 struct Census {
     compute: usize,
     resident: usize,
     convs: usize,
-    /// Cost by device; that of undetermined ops is under none.
+    /// Cost by device, `None` for undetermined ops.
     cost: BTreeMap<Option<Device>, f64>,
     misplaced: Vec<MisplacedOp>,
-    /// Ops for which the plan names no device.
+    /// Ops without a device in the plan.
     undetermined: Vec<MisplacedOp>,
 }
 
@@ -205,21 +205,21 @@ impl Census {
 }
 
 impl Census {
-    /// Share of the planned cost that is on a device; nothing where the plan has no costs.
+    /// Share of the planned cost on a device; `None` if the plan has no costs.
     fn share(&self, device: Option<Device>) -> Option<f64> {
         let all: f64 = self.cost.values().sum();
         (all > 0.0).then(|| self.cost.get(&device).copied().unwrap_or(0.0) / all)
     }
 }
 
-/// The compute ops of a function that prefer another device than the Neural Engine.
+/// Compute ops of a function that prefer another device than the Neural Engine.
 pub fn misplaced(function: &Function, operations: &[Operation]) -> Vec<MisplacedOp> {
     let mut census = Census::default();
     census.count(operations, &WeightBytes::of(function));
     census.misplaced
 }
 
-/// Where the ops of one function are.
+/// Checks the placement of one function's ops.
 fn placement(
     subject: String,
     function: &Function,
@@ -295,8 +295,8 @@ fn placement(
     check
 }
 
-/// What is to be said of ops for which the plan names no device; nothing if there are none. Where the other ops are on the
-/// Neural Engine, none of these costs anything, and the calls are faster than on the CPU, the clock speaks for them.
+/// Check of ops without a device; `None` if there are none. It passes if all other ops are on the Neural Engine, none
+/// of these has a cost, and calls are faster than on the CPU.
 fn undetermined(subject: &str, census: Census, latency: Option<Latency>, shortest: f64) -> Option<Check> {
     if census.undetermined.is_empty() {
         return None;
@@ -321,7 +321,7 @@ fn undetermined(subject: &str, census: Census, latency: Option<Latency>, shortes
     Some(check)
 }
 
-/// `2 softmax on CPU, 1 cast on no device`
+/// Counts by operator and device: `2 softmax on CPU, 1 cast on no device`.
 fn by_place(misplaced: &[MisplacedOp]) -> String {
     let mut places: BTreeMap<(String, &str), usize> = BTreeMap::new();
     for op in misplaced {
@@ -334,7 +334,7 @@ fn by_place(misplaced: &[MisplacedOp]) -> String {
     texts.join(", ")
 }
 
-/// Whether the clock agrees with a plan that has everything on the Neural Engine.
+/// Check of a resident plan by latency.
 fn clock(subject: String, contradiction: Option<String>) -> Check {
     let claim = "it is faster than on the CPU alone";
     match contradiction {

@@ -1,4 +1,4 @@
-//! The cross-check of a plan by the clock: what is on the Neural Engine is faster than on the CPU alone.
+//! Cross-check of a plan by latency: calls on the Neural Engine are faster than on the CPU alone.
 
 use std::time::Instant;
 
@@ -14,15 +14,15 @@ use anec_runtime::inputs::shape_of;
 
 use super::UNITS;
 
-/// Calls before those that count: the first ones load, allocate and wake the device.
+/// Uncounted calls at the beginning, which load, allocate and wake the device.
 const WARM_UP: usize = 3;
-/// Calls that count.
+/// Timed calls.
 const CALLS: usize = 20;
 
-/// Times calls of a function at position 0 with nothing but zeros; milliseconds.
+/// Times calls of a function at position 0 with zero inputs; milliseconds.
 ///
 /// # Errors
-/// When a call fails.
+/// If a call fails.
 pub fn measure(sequence: &mut dyn Sequence, function: usize, entry: &FunctionEntry, tokens: u64) -> Result<Vec<f64>> {
     let zeros = |port: &Port| {
         let shape = shape_of(port, tokens);
@@ -50,17 +50,17 @@ pub fn measure(sequence: &mut dyn Sequence, function: usize, entry: &FunctionEnt
     Ok(milliseconds)
 }
 
-/// What the clock says of a function.
+/// Latency of a function.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Latency {
-    /// Median of the calls with the Neural Engine, in milliseconds.
+    /// Median milliseconds with the Neural Engine.
     pub neural_engine: f64,
-    /// Median of the calls on the CPU alone.
+    /// Median milliseconds on the CPU alone.
     pub cpu: f64,
 }
 
 impl Latency {
-    /// The medians, where both were measured.
+    /// Medians of a plan, if both were measured.
     pub fn of(plan: &FunctionPlan) -> Option<Self> {
         let median = |units: ComputeUnits| {
             let timing: &Timing = plan.timings.iter().find(|timing| timing.compute_units == units)?;
@@ -69,16 +69,16 @@ impl Latency {
         Some(Latency { neural_engine: median(UNITS)?, cpu: median(ComputeUnits::CpuOnly)? })
     }
 
-    /// Whether calls are long enough for their time to say something.
+    /// Whether calls are long enough to be compared.
     pub fn is_telling(&self, shortest: f64) -> bool {
         self.neural_engine >= shortest || self.cpu >= shortest
     }
 
-    /// Whether it contradicts a plan that has everything on the Neural Engine. A call costs a few tenths of a millisecond
-    /// on its own: of functions that are done in less than `shortest` milliseconds nothing can be said.
+    /// Reason to doubt a resident plan, if there is one. Functions faster than `shortest` milliseconds can't be judged,
+    /// because a call has a fixed cost of a few tenths of a millisecond.
     pub fn contradiction(&self, shortest: f64) -> Option<String> {
         let Latency { neural_engine, cpu } = self;
-        // written so that NaN is a contradiction
+        // false for NaN, which is then a contradiction
         let faster = neural_engine < cpu;
         let too_short = *cpu < shortest && *neural_engine < shortest;
         (!faster && !too_short).then(|| {
@@ -89,7 +89,7 @@ impl Latency {
     }
 }
 
-/// The middle of numbers, or the mean of the two in the middle; nothing where one isn't a number.
+/// Median; `None` if a number isn't finite.
 fn median(numbers: &[f64]) -> Option<f64> {
     if numbers.is_empty() || numbers.iter().any(|number| !number.is_finite()) {
         return None;
@@ -119,20 +119,20 @@ mod tests {
     #[test]
     fn medians_are_compared() {
         let cpu = ComputeUnits::CpuOnly;
-        // one slow call says nothing
+        // one slow call doesn't matter
         let fast = Latency::of(&plan(&[(UNITS, &[1.0, 90.0, 1.2]), (cpu, &[4.0, 5.0])])).unwrap();
         assert_eq!(fast, Latency { neural_engine: 1.2, cpu: 4.5 });
         assert_eq!(fast.contradiction(0.5), None);
         let slow = Latency::of(&plan(&[(UNITS, &[4.6]), (cpu, &[4.5])])).unwrap();
         assert!(slow.contradiction(0.5).unwrap().starts_with("suspect: 4.60 ms a call, 4.50 ms on the CPU alone"));
-        // too short for the difference to mean anything, unless it is the Neural Engine that is slow
+        // too short to compare, unless the Neural Engine is slow
         assert_eq!(Latency { neural_engine: 0.3, cpu: 0.1 }.contradiction(0.5), None);
         assert!(Latency { neural_engine: 3.0, cpu: 0.1 }.contradiction(0.5).is_some());
         assert!(Latency { neural_engine: 0.5, cpu: 0.5 }.contradiction(0.5).is_some());
     }
 
     #[test]
-    fn what_was_not_measured_is_not_compared() {
+    fn missing_latencies_are_not_compared() {
         let cpu = ComputeUnits::CpuOnly;
         for timings in [
             &[][..],

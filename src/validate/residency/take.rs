@@ -1,4 +1,4 @@
-//! Taking a plan of a bundle, by Core ML.
+//! Takes the compute plan of a bundle with Core ML.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -17,11 +17,11 @@ use anec_coreml::{ComputePlan, ComputeUnits, CoreMlError, Engine, project};
 use anec_package::{Package, WriteOptions};
 use anec_runtime::{Backend, CoreMlBackend};
 
-/// Takes the plan of every function of a bundle at every number of tokens. Each is compiled and planned on its own, in a
-/// temporary copy of its package; that takes Core ML seconds to minutes.
+/// Takes the plan of every function of a bundle at every number of tokens. Each is compiled and planned separately, in
+/// a temporary copy of its package, which takes Core ML seconds to minutes.
 ///
 /// # Errors
-/// When a package can't be read, or Core ML refuses a function.
+/// If a package can't be read. Functions that Core ML refuses are noted in the plan.
 pub fn take(engine: &impl Engine, bundle: &Bundle, folder: &Path, progress: &Progress) -> Result<ComputePlan> {
     let mut plan = ComputePlan {
         schema_version: SCHEMA_VERSION,
@@ -45,7 +45,7 @@ pub fn take(engine: &impl Engine, bundle: &Bundle, folder: &Path, progress: &Pro
                 let projected = project(&package.program, &function.function, tokens)?;
                 anec_package::write(&projected, &copy, &WriteOptions::default())?;
                 let planned = engine.compile(&copy, &compiled).and_then(|()| engine.plan(&compiled, UNITS));
-                // a function that Core ML refuses is a finding; whatever else goes wrong is not about the bundle
+                // only refusals by Core ML are findings about the bundle
                 let (operations, refused) = match planned {
                     Ok(operations) => (operations, None),
                     Err(error @ CoreMlError::Refused { .. }) => (Vec::new(), Some(error.to_string())),
@@ -68,11 +68,11 @@ pub fn take(engine: &impl Engine, bundle: &Bundle, folder: &Path, progress: &Pro
     Ok(plan)
 }
 
-/// Adds to a plan how long calls take, with the Neural Engine and on the CPU alone. A function that can't be run with the
-/// Neural Engine is refused, whatever was planned.
+/// Adds latencies of calls to a plan, with the Neural Engine and on the CPU alone. A function that can't run with the
+/// Neural Engine is marked as refused.
 ///
 /// # Errors
-/// When there are no states.
+/// If states can't be created.
 pub fn time<E: Engine>(
     engine: &Arc<E>,
     bundle: &Bundle,
@@ -89,12 +89,12 @@ pub fn time<E: Engine>(
             let Some(index) = bundle.functions.iter().position(same) else { continue };
             progress
                 .stage(&format!("timing {}, {}, T = {}, {units}", planned.package, planned.function, planned.tokens));
-            // states of its own: calls with zeros change them
+            // separate states, because calls change them
             let mut sequence = backend.sequence()?;
             match latency::measure(&mut *sequence, index, &bundle.functions[index], planned.tokens) {
                 Ok(milliseconds) => planned.timings.push(Timing { compute_units: units, milliseconds }),
                 Err(error) if units == UNITS => planned.refused = Some(format!("when it was run: {error}")),
-                // what the CPU alone can't do is no fault of the placement: there is nothing to compare with
+                // without a CPU time there is nothing to compare
                 Err(_) => {}
             }
         }
@@ -102,12 +102,12 @@ pub fn time<E: Engine>(
     Ok(())
 }
 
-/// Every number of tokens that a function can be called with.
+/// All numbers of tokens that a function supports.
 pub(super) fn lengths(tokens: TokenCount) -> RangeInclusive<u64> {
     tokens.least()..=tokens.most()
 }
 
-/// The digest of a package as it is on the disk.
+/// Digest of a package on disk.
 pub(super) fn digest(package: &Package) -> Result<String, CoreMlError> {
     let mut files = Vec::new();
     for file in &package.files {
@@ -173,12 +173,12 @@ mod tests {
         let progress = Progress::hidden();
         let refused =
             |plan: &ComputePlan| -> Vec<bool> { plan.functions.iter().map(|f| f.refused.is_some()).collect() };
-        // by the compiler, for the plan
+        // refused by the compiler
         let mut engine = DoubleEngine::new();
         engine.refuses = Some("layers_3_6.mlpackage");
         let plan = take(&engine, &bundle, room.path(), &progress).unwrap();
         assert_eq!(refused(&plan), [false, true, false, false]);
-        // when it is to be run, although it was planned
+        // refused when it is run
         let engine = Arc::new(engine);
         let mut plan = take(&DoubleEngine::new(), &bundle, room.path(), &progress).unwrap();
         let cache = Cache::new(room.path().join("cache"));

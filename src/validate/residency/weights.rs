@@ -1,14 +1,14 @@
-//! Weights behind ops: how much of the model an op that is in the wrong place carries with it.
+//! Weights behind ops: how much of the model a misplaced op reads.
 
 use std::collections::HashMap;
 
 use anec_mil::{Binding, Constant, Function, Op, Uses, ValueId};
 
-/// The bytes of weights that each op reads, by the names of its results.
+/// Bytes of weights that each op reads, by the names of its results.
 pub struct WeightBytes(HashMap<String, u64>);
 
 impl WeightBytes {
-    /// Of all ops of a function.
+    /// Counts the weights of all ops of a function.
     pub fn of(function: &Function) -> Self {
         let uses = Uses::of(function);
         let mut bytes = HashMap::new();
@@ -21,16 +21,16 @@ impl WeightBytes {
         WeightBytes(bytes)
     }
 
-    /// Behind the op that gives this value, if the function has it.
+    /// Bytes behind the op that computes a value; `None` if the function has no such value.
     pub fn behind(&self, output: &str) -> Option<u64> {
         self.0.get(output).copied()
     }
 }
 
-/// Bytes of the weights among what an op reads, compressed as they are stored.
+/// Bytes of an op's weight operands, compressed as stored.
 fn read_by(function: &Function, uses: &Uses<'_>, op: &Op) -> u64 {
     let stored = |constant: &Constant| {
-        // sizes, axes and switches are no weights
+        // sizes, axes and flags aren't weights
         let is_weight = constant.ty.rank() > 0 && (op.is_constexpr() || constant.ty.dtype.is_float());
         if is_weight { constant.ty.bytes().unwrap_or(0) } else { 0 }
     };
@@ -50,7 +50,7 @@ fn read_by(function: &Function, uses: &Uses<'_>, op: &Op) -> u64 {
         Binding::Value(_) => None,
     });
     bytes += written_into.map(stored).sum::<u64>();
-    // older constexpr ops have what they expand as attributes; those of a const op are the constant itself
+    // older constexpr ops have their data as attributes; a const op's attribute is the constant itself
     if op.is_constexpr() {
         bytes += op.attributes.values().map(stored).sum::<u64>();
     }
@@ -77,7 +77,7 @@ mod tests {
                 (output.as_str(), weights.behind(output).unwrap())
             })
             .collect();
-        // 3 layers of 7 projections: int8 and an fp16 scale for each of the rows
+        // 3 layers of 7 projections: int8 and an fp16 scale for each row
         assert_eq!(convs.len(), 21);
         let of = |part: &str| convs.iter().find(|(name, _)| name.contains(part)).unwrap().1;
         assert_eq!(of("q_proj"), 192 * 256 + 2 * 192);
@@ -98,7 +98,7 @@ mod tests {
         let stored: u64 = expanded.attributes.values().filter(|c| c.ty.rank() > 0).filter_map(|c| c.ty.bytes()).sum();
         let reader = function.ops().find(|op| op.operands().any(|id| id == expanded.outputs[0])).unwrap();
         let behind = weights.behind(&function.value(reader.outputs[0]).name).unwrap();
-        // the op that reads it has a bias of 32 halves beside it
+        // the reading op has a bias of 32 halves
         assert_eq!((stored > 2000, behind), (true, stored + 64));
     }
 }

@@ -1,4 +1,4 @@
-//! The forms of states and of weights that the rules and the chips' rows allow.
+//! Forms of states and weights that rules and chips allow.
 
 use std::collections::BTreeSet;
 
@@ -21,42 +21,42 @@ use anec_manifest::{
 };
 use anec_mil::Program;
 
-/// Weights of a package of which no rule about sizes says anything.
-const PLAIN_BYTES: u64 = 100_000_000;
-/// Layers of the function on which rules are tried: enough that layers of every kind are among them.
-const SAMPLE: usize = 4;
+/// Package size to which no rule about sizes applies.
+const NEUTRAL_BYTES: u64 = 100_000_000;
+/// Number of layers on which rules are tried, so that layers of every kind are included.
+const SAMPLE_LAYERS: usize = 4;
 
-/// A form of weights that is allowed.
+/// Allowed form of weights.
 #[derive(Clone, Debug)]
 pub struct FormChoice {
-    /// The form.
+    /// Form.
     pub quant: Quant,
-    /// Why it is allowed.
+    /// Reason why it is allowed.
     pub reason: String,
 }
 
-/// What is left to choose from, and what is chosen already.
+/// Remaining choices, and choices already made.
 #[derive(Clone, Debug)]
 pub struct Forms {
-    /// The manifest with the chosen forms of states.
+    /// Manifest with the chosen forms of states.
     pub manifest: Manifest,
-    /// The forms of weights that are allowed.
+    /// Allowed forms of weights.
     pub weights: Vec<FormChoice>,
-    /// Why the forms of states were chosen.
+    /// Reasons for the forms of states.
     pub reasons: Vec<ChoiceReason>,
 }
 
-/// What rules say of a form.
-struct Judged {
+/// Findings of the rules for a form.
+struct FormFindings {
     falls: BTreeSet<String>,
     doubted: BTreeSet<String>,
     states: usize,
 }
 
-/// Chooses the form of states, and says which forms of weights are allowed.
+/// Chooses the form of states and lists the allowed forms of weights.
 ///
 /// # Errors
-/// When a rule expects every form to leave the Neural Engine of one of the chips.
+/// If a rule expects every form to leave the Neural Engine of one of the chips.
 pub fn choose(
     manifest: &Manifest,
     model: &dyn FamilyModel,
@@ -69,10 +69,10 @@ pub fn choose(
     let mut judged = Vec::new();
     for state in StateForm::iter() {
         for recurrent_states in &recurrent {
-            // where the host keeps the caches a function writes none
+            // functions don't write caches stored by the host
             let kv_write = (state != StateForm::Host).then_some(KvWrite::Slice);
             let candidate = Manifest { state, kv_write, recurrent_states: *recurrent_states, ..base.clone() };
-            // a form that can't express the model is none
+            // skip forms that can't express the model
             if let Ok(of) = judge(&candidate, model, targets) {
                 judged.push((candidate, of));
             }
@@ -81,7 +81,7 @@ pub fn choose(
     let tried = judged.len();
     let most_states = targets.iter().filter_map(|target| target.chip.most_states.as_ref().map(|fact| (target, fact)));
     let most_states = most_states.min_by_key(|(_, fact)| fact.value);
-    let too_many = |of: &Judged| most_states.is_some_and(|(_, fact)| of.states > fact.value);
+    let too_many = |of: &FormFindings| most_states.is_some_and(|(_, fact)| of.states > fact.value);
     let best = judged.into_iter().min_by_key(|(_, of)| (of.falls.len(), too_many(of), of.doubted.len()));
     let Some((chosen, of)) = best else {
         return Err(SearchError::Nothing { why: "no form of states expresses the model".into() }.into());
@@ -120,11 +120,11 @@ pub fn choose(
     Ok(Forms { weights: weights(&chosen, model, targets, limits)?, manifest: chosen, reasons })
 }
 
-/// Rotation without slices of the last axis, where a chip's arithmetic is published to spoil those and no rule has more
-/// against it. Without targets that are concerned, halves stay: no speed is published of either.
+/// Chooses RoPE without slices of the last axis if a target's arithmetic is published to corrupt those and no rule
+/// objects. Otherwise halves stay, because no speed is published for either.
 fn rope(
     chosen: &Manifest,
-    halves: &Judged,
+    halves: &FormFindings,
     model: &dyn FamilyModel,
     targets: &[ChipTarget<'_>],
 ) -> Result<Option<(Manifest, ChoiceReason)>> {
@@ -139,7 +139,7 @@ fn rope(
     });
     let Some((row, target)) = concerned.filter(|_| chosen.rope.is_halves()) else { return Ok(None) };
     let with_product = Manifest { rope: RopeForm::Product, ..chosen.clone() };
-    // a form that can't express the model is none
+    // skip forms that can't express the model
     let Ok(of) = judge(&with_product, model, targets) else { return Ok(None) };
     if of.falls.len() > halves.falls.len() || of.doubted.len() > halves.doubted.len() {
         return Ok(None);
@@ -159,15 +159,15 @@ fn list(rules: &BTreeSet<String>) -> String {
     format!(" ({})", rules.iter().cloned().collect::<Vec<_>>().join(", "))
 }
 
-/// What the rules that are about the targets say of the first layers and of the head.
-fn judge(manifest: &Manifest, model: &dyn FamilyModel, targets: &[ChipTarget<'_>]) -> Result<Judged> {
+/// Applies the rules that concern the targets to the first layers and the head.
+fn judge(manifest: &Manifest, model: &dyn FamilyModel, targets: &[ChipTarget<'_>]) -> Result<FormFindings> {
     let form = plan::form(manifest);
     let context = manifest.context.all().last().copied().unwrap_or(1);
-    // what is divided and what isn't has the same ops
+    // division doesn't change the ops
     let form = LoweringOptions { divide: LayerDivision::None, ..form };
-    let layers = Stage::Layers { first: 0, end: model.facts().num_layers.min(SAMPLE) };
+    let layers = Stage::Layers { first: 0, end: model.facts().num_layers.min(SAMPLE_LAYERS) };
     let head = Stage::Head { first: 0, end: model.facts().head_rows().min(64) };
-    let mut judged = Judged { falls: BTreeSet::new(), doubted: BTreeSet::new(), states: 0 };
+    let mut judged = FormFindings { falls: BTreeSet::new(), doubted: BTreeSet::new(), states: 0 };
     for stage in [layers, head] {
         for tokens in [1, 16u64.min(context)] {
             let request = FunctionRequest {
@@ -181,7 +181,7 @@ fn judge(manifest: &Manifest, model: &dyn FamilyModel, targets: &[ChipTarget<'_>
             };
             let function = Workload::of(model, &form, &manifest.quant, &request)?.function;
             judged.states = judged.states.max(function.states().count());
-            for finding in forecast("sample", &Program::single(function), PLAIN_BYTES, targets) {
+            for finding in forecast("sample", &Program::single(function), NEUTRAL_BYTES, targets) {
                 match finding.severity {
                     Severity::Falls => judged.falls.insert(finding.rule),
                     Severity::Doubtful => judged.doubted.insert(finding.rule),
@@ -193,7 +193,7 @@ fn judge(manifest: &Manifest, model: &dyn FamilyModel, targets: &[ChipTarget<'_>
     Ok(judged)
 }
 
-/// Whether the manifest leaves the form of weights open: it has the default one.
+/// Whether the manifest leaves the form of weights open by having the default.
 fn is_open(quant: &Quant) -> bool {
     let plain = Quant::default();
     (quant.weights, quant.granularity, quant.row_scale, quant.op)
@@ -202,8 +202,8 @@ fn is_open(quant: &Quant) -> bool {
         && quant.overrides.values().all(|own| own.weights.is_none())
 }
 
-/// The forms of weights that are compared where the manifest leaves them open: of each number of bits those that keep
-/// a model best, a scale for each row.
+/// Compared forms of weights if the manifest leaves them open: for each number of bits the most accurate ones, with a
+/// scale for each row.
 fn candidates(manifest: &Manifest) -> Vec<Quant> {
     let plain = Quant { overrides: Default::default(), ..manifest.quant.clone() };
     let int8 = |op| Quant { granularity: Granularity::PerChannel, op, ..plain.clone() };

@@ -1,9 +1,9 @@
-//! The layers of a model as the search sees them, and their division as a shortest path. Where layers are divided themselves
-//! (`shards.divide`), there is nothing to choose: each part is a package.
+//! Layers of a model as the search sees them, and their division as a shortest path. With `shards.divide` each part of
+//! a layer is a package, and there is nothing to choose.
 //!
-//! A division is a path from layer 0 to the last: each step is a package. The length of a step is the time of its calls,
-//! which isn't the sum over its layers (a call costs something, and of bandwidth, palettes and products the slowest
-//! counts), but depends on nothing outside it. So the least of all divisions is found exactly.
+//! A division is a path from layer 0 to the last whose steps are packages. The length of a step is the time of its
+//! calls. It isn't the sum over its layers (a call has a fixed cost, and the slowest of bandwidth, palettes and compute
+//! counts), but depends on nothing else. So the optimum is found exactly.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -23,37 +23,37 @@ use anec_manifest::{Manifest, Quant};
 /// Tokens of a call, most tokens of any call, context.
 type Shape = (u64, u64, u64);
 
-/// What the layers and the head of a model read and compute.
+/// Weights and operations of a model's layers and head.
 pub struct LayerTable<'a> {
     model: &'a dyn FamilyModel,
     manifest: Manifest,
     rates: Vec<ChipRates>,
-    /// Layers in their order, or the two parts of each.
+    /// Layers in order, or the two parts of each.
     layers: Vec<LayerWork>,
-    /// Weights of the head with all rows.
+    /// Weights of the whole head.
     head: Vec<WeightUse>,
-    /// Multiplications of the head, by tokens of a call.
+    /// Multiply-accumulates of the head, by tokens of a call.
     head_macs: BTreeMap<u64, u64>,
     largest: u64,
 }
 
-/// One layer, or one of its parts.
+/// Layer, or one of its parts.
 struct LayerWork {
     stage: Stage,
     weights: Vec<WeightUse>,
     macs: BTreeMap<Shape, u64>,
 }
 
-/// The best division for some lengths and contexts.
+/// Best division for some lengths and contexts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Division {
-    /// The layers of each package; none where layers are divided themselves.
+    /// Layers of each package; `None` with `shards.divide`.
     pub ranges: Option<Vec<Range<usize>>>,
-    /// The mean over chips of the milliseconds for each token of a text.
+    /// Milliseconds per token of a text, as the mean over chips.
     pub milliseconds: f64,
 }
 
-/// A kind of call, and how often a token of a text takes it.
+/// Kind of call, and how many of them a token of a text takes.
 struct Mode {
     shape: Shape,
     often: f64,
@@ -61,10 +61,10 @@ struct Mode {
 }
 
 impl<'a> LayerTable<'a> {
-    /// The table of a model.
+    /// Builds the table of a model.
     ///
     /// # Errors
-    /// When too little is published of a chip, or a layer can't be built.
+    /// If too little is published about a chip, or a layer can't be built.
     pub fn of(
         manifest: &Manifest,
         model: &'a dyn FamilyModel,
@@ -110,7 +110,7 @@ impl<'a> LayerTable<'a> {
             .par_iter()
             .map(|stage| Ok(workload(stage.clone(), (1, 1, largest))?.weights))
             .collect::<Result<Vec<_>>>()?;
-        // layers that hold weights of the same sizes and carry as much compute as much
+        // layers with weights and states of the same sizes take the same time
         let mut kinds: HashMap<(Vec<WeightUse>, Vec<u64>), usize> = HashMap::new();
         let kind_of: Vec<usize> = weights
             .iter()
@@ -142,30 +142,30 @@ impl<'a> LayerTable<'a> {
         Ok(LayerTable { model, manifest: manifest.clone(), rates, layers, head, head_macs, largest })
     }
 
-    /// The manifest whose layers these are.
+    /// Manifest of the layers.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// Whether a package can hold each of them.
+    /// Whether each layer fits into a package.
     pub fn fits(&self, quant: &Quant, max_mb: f64) -> bool {
         let bytes = |layer: &LayerWork| layer.weights.iter().map(|weight| weight.file_bytes(quant)).sum::<u64>();
         self.layers.iter().all(|layer| bytes(layer) as f64 <= max_mb * 1e6)
     }
 
-    /// Tokens of the largest context.
+    /// Largest context in tokens.
     pub fn largest(&self) -> u64 {
         self.largest
     }
 
-    /// The sets of lengths that the model can take.
+    /// Sets of call sizes that the model supports.
     pub fn lengths(&self) -> impl Iterator<Item = &'static [u64]> {
         LENGTHS
             .into_iter()
             .filter(|lengths| is_possible(self.model, lengths) && lengths[lengths.len() - 1] <= self.largest)
     }
 
-    /// The fewest pieces of the head that stay under the limit of a package and under the widest channel axis.
+    /// Fewest pieces of the head within the limits of a package and of the channel axis.
     pub fn head_pieces(&self, quant: &Quant, targets: &[ChipTarget<'_>], max_mb: f64) -> Option<u64> {
         let rows = self.model.facts().head_rows();
         let channels = targets.iter().filter_map(|target| target.chip.most_channels.as_ref().map(|fact| fact.value));
@@ -181,7 +181,7 @@ impl<'a> LayerTable<'a> {
         (1..=rows.div_ceil(64)).find(|pieces| piece(*pieces) <= most && bytes(piece(*pieces)) as f64 <= max_mb * 1e6)
     }
 
-    /// Bytes in memory with so many functions of each package loaded.
+    /// Memory in bytes with `functions` functions of each package loaded.
     pub fn loaded_bytes(&self, quant: &Quant, targets: &[ChipTarget<'_>], functions: usize) -> f64 {
         let factor = crate::speed::points::SpeedPoints::built_in().loaded.factor;
         let of = |target: &ChipTarget<'_>| {
@@ -191,7 +191,7 @@ impl<'a> LayerTable<'a> {
         targets.iter().map(of).fold(0.0, f64::max) * factor * functions as f64
     }
 
-    /// The division that takes least time; nothing if a layer is larger than a package may be.
+    /// Fastest division; `None` if a layer is larger than a package may be.
     pub fn divide(
         &self,
         quant: &Quant,
@@ -251,7 +251,7 @@ impl<'a> LayerTable<'a> {
             }
             milliseconds / self.rates.len() as f64
         };
-        // the least time from layer 0 to each layer, and the layer from which the last step comes
+        // least time from layer 0 to each layer, and the start of its last step
         let mut least = vec![(f64::INFINITY, 0); count + 1];
         least[0].0 = 0.0;
         for end in 1..=count {
@@ -279,7 +279,7 @@ impl<'a> LayerTable<'a> {
         Some(Division { ranges, milliseconds: least[count].0 + self.head_time(quant, targets, &modes) })
     }
 
-    /// The part of the head in the time of a token.
+    /// Time per token of the head.
     fn head_time(&self, quant: &Quant, targets: &[ChipTarget<'_>], modes: &[Mode]) -> f64 {
         let time = |(rates, target): (&ChipRates, &ChipTarget<'_>)| -> f64 {
             let mut work = CallWork { head: true, ..CallWork::default() };
@@ -299,7 +299,7 @@ impl<'a> LayerTable<'a> {
         self.rates.iter().zip(targets).map(time).sum::<f64>() / self.rates.len() as f64
     }
 
-    /// The kinds of calls of a text, each with how often one of its tokens takes it.
+    /// Kinds of calls of a text, with the number per token.
     fn modes(&self, lengths: &[u64], contexts: &[u64]) -> Vec<Mode> {
         let largest = contexts[contexts.len() - 1];
         let [read, written] = text(largest);
@@ -307,7 +307,7 @@ impl<'a> LayerTable<'a> {
         let mut modes = Vec::new();
         let mut before = 0;
         for context in contexts {
-            // positions that this context is the smallest to hold
+            // positions for which this is the smallest context
             let within = |range: Range<u64>| range.end.min(*context).saturating_sub(range.start.max(before)) as f64;
             let all = (read + written) as f64;
             let (reading, writing) = (within(0..read), within(read..read + written));
@@ -320,7 +320,7 @@ impl<'a> LayerTable<'a> {
     }
 }
 
-/// Bytes that a layer, or the part of it that mixes tokens, carries from call to call.
+/// Bytes of the states of a layer, or of its token mixer.
 fn state_bytes(model: &dyn FamilyModel, stage: &Stage, context: u64, most_tokens: u64) -> u64 {
     match stage {
         Stage::Layers { first, .. } => model.layer_state_bytes(*first, context, most_tokens),
@@ -328,7 +328,7 @@ fn state_bytes(model: &dyn FamilyModel, stage: &Stage, context: u64, most_tokens
     }
 }
 
-/// Whether a model can be called with these numbers of tokens only.
+/// Whether a model supports these numbers of tokens.
 fn is_possible(model: &dyn FamilyModel, lengths: &[u64]) -> bool {
     !model.facts().recurrent || lengths[0] == 1
 }

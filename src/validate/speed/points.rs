@@ -1,4 +1,5 @@
-//! Speeds that others measured: `validators/speeds.yaml`. Half of them calibrate the model, the other half judges it.
+//! Published speed measurements of `validators/speeds.yaml`. Half of them calibrate the model, the other half judges
+//! it.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -11,78 +12,78 @@ use crate::chips::{ChipError, ChipTable, FactSource};
 use crate::data;
 use anec_manifest::KvWrite;
 
-/// The numbers of the model, and the points behind them.
+/// Constants of the model, and the points behind them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SpeedPoints {
-    /// The calibrated numbers.
+    /// Calibrated constants.
     pub model: SpeedModel,
-    /// How long a first load takes.
+    /// Time of a first load.
     pub first_load: FirstLoad,
-    /// How much memory loaded weights take.
+    /// Memory of loaded weights.
     pub loaded: LoadedWeights,
-    /// Where points come from, by the names that they use.
+    /// Sources by the names that points refer to.
     pub sources: BTreeMap<String, FactSource>,
-    /// What was measured, in the order of the ids.
+    /// Measurements, in the order of their ids.
     pub points: Vec<SpeedPoint>,
 }
 
-/// How long a first load takes.
+/// Time of a first load.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FirstLoad {
-    /// Seconds for each 10^9 bytes of weights of each function, the least and the most that were seen.
+    /// Seconds per GB of weights of each function, least and most observed.
     pub seconds_per_gb: [f64; 2],
 }
 
-/// How much memory loaded weights take.
+/// Memory of loaded weights.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LoadedWeights {
-    /// Bytes in memory for each byte on the disk, for each loaded function.
+    /// Bytes in memory per byte on disk, for each loaded function.
     pub factor: f64,
 }
 
-/// A speed that was measured.
+/// Measured speed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SpeedPoint {
-    /// Chip, model, number format, what was measured.
+    /// Chip, model, number format, kind of measurement.
     pub id: String,
-    /// The chip.
+    /// Chip.
     pub chip: String,
-    /// Tokens a second.
+    /// Tokens per second.
     pub measured: f64,
-    /// Layers of the model.
+    /// Number of layers.
     pub layers: u32,
-    /// Millions of weights: of the layers, of the LM head.
+    /// Millions of weights of the layers and of the LM head.
     pub weights: [f64; 2],
-    /// Bits of each.
+    /// Bits per weight.
     pub bits: f64,
-    /// Whether they are indices into palettes.
+    /// Whether weights are palette indices.
     #[serde(default)]
     pub palette: bool,
-    /// Calls for a token: of layers, of pieces of the LM head, which run side by side; none where the head is in the
-    /// last function of layers.
+    /// Calls per token: of layers, and of concurrent pieces of the LM head; 0 pieces if the head is in the last
+    /// function of layers.
     pub calls: [u32; 2],
-    /// Keys and values of the whole context, in 10^6 bytes.
+    /// Keys and values of the whole context, in MB.
     pub state_mb: f64,
-    /// How they are written.
+    /// How caches are written.
     pub write: KvWrite,
     /// Tokens of a call.
     pub tokens: u32,
-    /// Who measured: a name of [`SpeedPoints::sources`].
+    /// Name of the source in [`SpeedPoints::sources`].
     pub source: String,
-    /// What had to be inferred.
+    /// Inferred facts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 
 impl SpeedPoint {
-    /// What the model predicts, in tokens a second.
+    /// Prediction of the model, in tokens per second.
     ///
     /// # Errors
-    /// When the chip isn't known, or nothing is published of its bandwidth.
+    /// If the chip isn't known, or its bandwidth isn't published.
     pub fn predicted(&self, table: &ChipTable, model: SpeedModel) -> Result<f64, ChipError> {
         let rates = ChipRates::of(table.find(&self.chip)?, table, model)?;
         let work = |millions: f64, share: f64| CallWork {
@@ -101,13 +102,13 @@ impl SpeedPoint {
 }
 
 impl SpeedPoints {
-    /// The points that are part of the binary.
+    /// Built-in points.
     pub fn built_in() -> &'static SpeedPoints {
         static POINTS: LazyLock<SpeedPoints> = LazyLock::new(|| data::built_in("speeds.yaml", SPEEDS));
         &POINTS
     }
 
-    /// The points that calibrate, and those that judge: every second one in the order of their names.
+    /// Calibrating and judging points: every second one in the order of their names.
     pub fn halves(&self) -> [Vec<&SpeedPoint>; 2] {
         let half = |first| self.points.iter().skip(first).step_by(2).collect();
         [half(0), half(1)]
@@ -118,15 +119,14 @@ impl SpeedPoints {
 mod tests {
     use super::*;
 
-    /// Mean of the magnitudes of the errors' logarithms: a prediction of half is as bad as one of twice the speed, and
-    /// one that is far off counts no more than it is.
+    /// Mean absolute logarithm of the errors: half the speed counts like twice the speed, and outliers don't dominate.
     fn error(points: &[&SpeedPoint], model: SpeedModel) -> f64 {
         let table = ChipTable::built_in();
         let one = |point: &&SpeedPoint| (point.predicted(table, model).unwrap() / point.measured).ln().abs();
         points.iter().map(one).sum::<f64>() / points.len() as f64
     }
 
-    /// The numbers of the model, one after another.
+    /// Grids of the constants: start, end, step.
     const GRIDS: [(f64, f64, f64); 5] =
         [(0.4, 0.01, 1.0), (0.0, 0.25, 15.0), (0.0, 0.25, 15.0), (0.0, 0.01, 3.0), (0.02, 0.01, 1.0)];
 
@@ -135,7 +135,7 @@ mod tests {
         SpeedModel { layer_share, mask_passes, slice_passes, call_ms, compute_share }
     }
 
-    /// The best numbers on their grids: each in its turn, until none can be better, from several beginnings.
+    /// Coordinate descent on the grids from several starting points.
     fn fit(points: &[&SpeedPoint]) -> SpeedModel {
         let number =
             |(first, step, _): (f64, f64, f64), index: usize| ((first + step * index as f64) * 100.0).round() / 100.0;
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(all.model, fit(&all.halves()[0]), "write these into validators/speeds.yaml");
     }
 
-    /// Share of the speed by which a prediction may be off.
+    /// Tolerated relative error of a prediction.
     const NEAR: f64 = 0.25;
 
     fn off(point: &SpeedPoint) -> f64 {
@@ -198,14 +198,14 @@ mod tests {
         let [_, judge] = SpeedPoints::built_in().halves();
         let near = judge.iter().filter(|point| off(point).abs() <= NEAR).count();
         let misses: Vec<&str> = judge.iter().filter(|point| off(point).abs() > NEAR).map(|p| p.id.as_str()).collect();
-        // ten of fifteen; whoever changes the model must not make it worse, and writes down what it misses
+        // ten of fifteen: a change of the model must not make it worse; the book lists the misses
         assert!(near >= 10, "{near} of {}; misses: {misses:?}", judge.len());
         let mut sizes: Vec<f64> = judge.iter().map(|point| off(point).abs()).collect();
         sizes.sort_by(f64::total_cmp);
         assert!(sizes[sizes.len() / 2] <= 0.2, "median error {}", sizes[sizes.len() / 2]);
     }
 
-    /// What the book says between two marks.
+    /// Table of the book.
     fn table() -> String {
         let all = SpeedPoints::built_in();
         let halves = all.halves();

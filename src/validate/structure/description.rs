@@ -1,5 +1,4 @@
-//! `bundle.json` against what it describes. A runtime believes it, so it may not contradict itself, the packages or the
-//! files beside it.
+//! Consistency of `bundle.json` with the packages and files. A runtime relies on it.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,14 +11,14 @@ use anec_bundle::{Bundle, FunctionEntry, PackageEntry, PortRole, Stage, StatePor
 use anec_mil::Function;
 use anec_package::Package;
 
-/// Files that a bundle has beside those that it lists: its own, and a golden of it.
-const OWN: [&str; 3] = [anec_bundle::FILE_NAME, anec_convert::report::FILE_NAME, "golden.safetensors"];
-/// Beginnings of the names of files that others put beside a model and that nothing here reads.
-const FOREIGN: [&str; 4] = [".git", ".DS_Store", "README", "LICENSE"];
-/// Endings of the names of files that people read, such as the reports of the gates.
-const TO_READ: [&str; 2] = [".html", ".md"];
+/// Unlisted files of a bundle: its own, and a golden.
+const OWN_FILES: [&str; 3] = [anec_bundle::FILE_NAME, anec_convert::report::FILE_NAME, "golden.safetensors"];
+/// Prefixes of unrelated files beside a model.
+const IGNORED_PREFIXES: [&str; 4] = [".git", ".DS_Store", "README", "LICENSE"];
+/// Suffixes of documents, such as reports.
+const DOCUMENT_SUFFIXES: [&str; 2] = [".html", ".md"];
 
-/// Checks of what the bundle says as a whole.
+/// Checks of the bundle as a whole.
 pub(super) fn checks(bundle: &Bundle, folder: &Path) -> Vec<Check> {
     let mut checks = vec![
         Check::of("bundle", "its functions are listed in the order of their calls", order(bundle)),
@@ -42,7 +41,7 @@ pub(super) fn checks(bundle: &Bundle, folder: &Path) -> Vec<Check> {
     checks
 }
 
-/// Place of a function in the order of calls.
+/// Sort key of a function in the order of calls.
 fn place(stage: &Stage) -> [u64; 4] {
     match *stage {
         Stage::Layers { first, .. } => [0, first as u64, 0, 0],
@@ -60,7 +59,7 @@ fn order(bundle: &Bundle) -> Option<String> {
 }
 
 fn states(bundle: &Bundle) -> Vec<String> {
-    // a layer may have heads of its own
+    // layers may have individual head sizes
     let of_layer = |layer: usize, key: &str| {
         let own = bundle.config.get("layers").and_then(|layers| layers.get(layer)?.get("heads")?.get(key));
         own.or(bundle.config.get(key)).and_then(Json::as_u64)
@@ -96,7 +95,7 @@ fn states(bundle: &Bundle) -> Vec<String> {
     problems
 }
 
-/// The caches that the host keeps, as states.
+/// Caches stored by the host, as states.
 fn caches(entry: &FunctionEntry) -> Vec<StatePort> {
     let caches = entry.inputs.iter().filter_map(|port| match &port.role {
         PortRole::Cache { id, holds } => {
@@ -117,7 +116,7 @@ fn layers(role: &StateRole) -> Vec<usize> {
     }
 }
 
-/// The name of the state that holds one thing of one layer.
+/// Name of the state with the content of one layer.
 fn name_of(role: &StateRole) -> Option<String> {
     match role {
         StateRole::KeyCache { layer } => Some(format!("k_cache_{layer}")),
@@ -126,7 +125,7 @@ fn name_of(role: &StateRole) -> Option<String> {
     }
 }
 
-/// Rows of a cache, by the number of key-value heads of its layers.
+/// Rows of a cache for a number of key-value heads.
 fn cache_of(role: &StateRole, heads: u64) -> Option<u64> {
     match role {
         StateRole::KeyCache { .. } | StateRole::ValueCache { .. } => Some(heads),
@@ -139,14 +138,14 @@ fn is_cache(state: &StatePort, rows: u64, width: u64) -> bool {
     matches!(state.shape[..], [1, found, _, found_width] if found == rows && found_width == width)
 }
 
-/// What is in the folder, packages aside, and isn't in the list.
+/// Files in the folder, outside packages, that the bundle doesn't list.
 fn unlisted(bundle: &Bundle, folder: &Path) -> Vec<String> {
     let packages = bundle.packages.iter().flat_map(|entry| [Some(&entry.package), entry.compiled.as_ref()]).flatten();
     let known: BTreeSet<&str> = packages
         .chain(bundle.tokenizer.values())
         .chain([&bundle.host.file.file])
         .map(String::as_str)
-        .chain(OWN)
+        .chain(OWN_FILES)
         .collect();
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -155,15 +154,15 @@ fn unlisted(bundle: &Bundle, folder: &Path) -> Vec<String> {
     let names = entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()));
     let mut unlisted: Vec<String> = names
         .filter(|name| !known.contains(name.as_str()))
-        .filter(|name| !FOREIGN.iter().any(|begin| name.starts_with(begin)))
-        .filter(|name| !TO_READ.iter().any(|end| name.ends_with(end)))
+        .filter(|name| !IGNORED_PREFIXES.iter().any(|begin| name.starts_with(begin)))
+        .filter(|name| !DOCUMENT_SUFFIXES.iter().any(|end| name.ends_with(end)))
         .map(|name| format!("`{name}`"))
         .collect();
     unlisted.sort();
     unlisted
 }
 
-/// End tokens against the vocabulary and the files that the bundle has beside it.
+/// Compares end tokens with the vocabulary and the bundle's tokenizer files.
 fn ends(bundle: &Bundle, folder: &Path) -> Vec<String> {
     let ends = &bundle.model.eos_token_ids;
     let size = bundle.model.vocab_size;
@@ -185,24 +184,23 @@ fn ends(bundle: &Bundle, folder: &Path) -> Vec<String> {
     problems
 }
 
-/// The bytes of a package's weights against its weight file, in which each constant has a record before it and padding
-/// behind.
+/// Compares the bytes of a package's weights with its weight file, in which each constant has a header and padding.
 pub(super) fn weight_bytes(entry: &PackageEntry, package: &Package) -> Option<String> {
-    /// Bytes of a record, and of what is aligned.
-    const RECORD: u64 = 64;
+    /// Size of a header, and alignment.
+    const HEADER: u64 = 64;
     let ops = package.program.functions.iter().flat_map(Function::ops);
     let constants: usize = ops.map(|op| op.attributes.len() + op.inputs.len()).sum();
     let files = entry.files.iter().filter(|file| file.file.contains("/weights/"));
     let file: u64 = files.map(|file| file.bytes).sum();
-    let around = RECORD + 2 * RECORD * constants as u64;
+    let around = HEADER + 2 * HEADER * constants as u64;
     let fits = entry.weight_bytes <= file && file - entry.weight_bytes <= around;
     (!fits).then(|| format!("{} bytes, its weight file has {file}", entry.weight_bytes))
 }
 
-/// Whether a function that looks into caches multiplies by the scale that the configuration has.
+/// Checks that functions with caches multiply by the configuration's attention scale.
 pub(super) fn attention_scale(bundle: &Bundle, entry: &FunctionEntry, function: &Function) -> Option<String> {
     let scale = bundle.config.get("attention_scale").and_then(Json::as_f64)?;
-    // compressed convolutional attention has a scale of its own, a weight
+    // compressed convolutional attention has a learned scale
     let own = bundle.config.get("cca").is_some_and(|cca| !cca.is_null());
     if scale == 1.0 || own || !entry.states.iter().chain(&caches(entry)).any(|state| cache_of(&state.role, 1).is_some())
     {

@@ -1,5 +1,5 @@
-//! What the host computes with: the embedding holds numbers, and the rotary tables are those of the configuration. A
-//! golden reaches few rows of either.
+//! Host tensors: the embedding is finite, and the rotary tables match the configuration. A golden covers only few rows
+//! of either.
 
 use std::path::Path;
 
@@ -15,8 +15,8 @@ use anec_family::RopeTables;
 use anec_family::rope::RopeConfig;
 use anec_kernels::scan::finite_f16;
 
-/// Largest difference of a value of a rotary table from the one computed here: sines of different systems differ in
-/// their last digits.
+/// Largest difference of a rotary table's value from the one computed here; sines differ between systems in the last
+/// digits.
 const ROPE_DIFFERENCE: f32 = 1e-5;
 
 /// Checks of the host's tensors.
@@ -52,13 +52,13 @@ fn check_halves(name: &str, tensors: &SafeTensors<'_>) -> Result<(), String> {
     wrong.map_or(Ok(()), |row| Err(format!("row {row} holds what is no number, or infinite")))
 }
 
-/// How the tables differ from those that the configuration gives.
+/// Differences of the tables from the configuration's.
 fn rotary(bundle: &Bundle, tensors: &SafeTensors<'_>) -> Vec<String> {
     let context = bundle.model.contexts.iter().copied().max().unwrap_or(0);
     let problem = |table: &anec_bundle::RopeTable| -> Result<(), String> {
         let config = RopeConfig::of_config(&bundle.config, &table.table)
             .map_err(|error| format!("the configuration has no `{}`: {error}", table.table))?;
-        // what is computed is no more than what is there
+        // limit the computed table to the size of the stored one
         let longest = table.variants.last().ok_or_else(|| format!("`{}` has no values", table.table))?;
         let shape = tensors.tensor(&longest.cos).map_err(text)?.shape().to_vec();
         if shape.iter().map(|n| *n as u64).ne([context, config.rope_dim / 2]) {
@@ -92,7 +92,7 @@ fn compare(name: &str, table: &TensorView<'_>, expected: &[f32], columns: u64) -
             expected.len() as u64 / columns
         ));
     }
-    // written so that NaN differs
+    // `!(<=)` is true for NaN
     let mut wrong = values.zip(expected).enumerate().filter(|(_, (v, e))| !((v - **e).abs() <= ROPE_DIFFERENCE));
     match wrong.next() {
         None => Ok(()),

@@ -1,5 +1,5 @@
-//! Compressed weights: their scales and palettes must be numbers that every processor takes for the same, and so must the
-//! scales of rows that products with palettes are multiplied by.
+//! Compressed weights: scales and palettes must be normal, finite numbers, including row scales behind products with
+//! palettes.
 
 use std::collections::BTreeSet;
 
@@ -8,15 +8,15 @@ use half::f16;
 use anec_base::Result;
 use anec_mil::{Binding, Constant, DataType, Function, Op, Program, ValueId};
 
-/// What is wrong with the scales and palettes of a program's weights.
+/// Problems of the scales and palettes of a program's weights.
 ///
 /// # Errors
-/// When a constant can't be read.
+/// If a constant can't be read.
 pub(super) fn unusable(program: &Program) -> Result<Vec<String>> {
     let mut problems = Vec::new();
     for function in &program.functions {
         for op in function.ops().filter(|op| op.is_constexpr()) {
-            // four bits reach one further down than up, and a sign turns them round
+            // int4 reaches one further down than up: negative scales are used
             let signed = constants(op).any(|(name, constant)| name == "data" && constant.ty.dtype == DataType::Int4);
             for (parameter, constant) in constants(op) {
                 let size = |scale: f32| if signed { scale.abs() } else { scale };
@@ -43,7 +43,7 @@ pub(super) fn unusable(program: &Program) -> Result<Vec<String>> {
     Ok(problems)
 }
 
-/// What products with palettes are multiplied by at once: palettes have the scales of their rows there.
+/// Row scales that are multiplied after products with palettes.
 fn row_scales(function: &Function) -> Vec<(&Op, &Constant)> {
     let (mut weights, mut products) = (BTreeSet::<ValueId>::new(), BTreeSet::<ValueId>::new());
     let mut found = Vec::new();
@@ -73,7 +73,7 @@ fn constants(op: &Op) -> impl Iterator<Item = (&str, &Constant)> {
     op.attributes.iter().map(|(name, constant)| (name.as_str(), constant)).chain(inputs)
 }
 
-/// The first number that isn't as it must be, and its place.
+/// First number that violates the condition, and its index.
 fn first_wrong(constant: &Constant, right: impl Fn(f32) -> bool) -> Result<Option<(usize, f32)>> {
     let bytes = constant.bytes()?;
     let wrong = |value: &(usize, f32)| !right(value.1);
@@ -93,7 +93,7 @@ mod tests {
     use anec_mil::{FunctionBuilder, Opset, TensorType};
 
     #[test]
-    fn scales_of_rows_that_are_no_numbers_are_found() {
+    fn invalid_row_scales_are_found() {
         let of = |scale: f32, palette: bool| {
             let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
             let x = ops.input("x", TensorType::new(DataType::Fp16, [2u64, 2]));
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn scales_and_palettes_that_are_no_numbers_are_found() {
+    fn invalid_scales_and_palettes_are_found() {
         let of = |values: [f32; 2], palette: bool, integers: DataType| {
             let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
             let x = ops.input("x", TensorType::new(DataType::Fp16, [2u64, 2]));

@@ -1,4 +1,4 @@
-//! Predicates that take a package: Core ML's compiler, its placement, a program of the user's.
+//! Predicates on packages: Core ML's compiler, its placement, a user's command.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use anec_base::{Diagnostic, Fault, FileError};
 
 use tempfile::TempDir;
 
-use super::{Failure, NAMED, Predicate};
+use super::{Failure, PREDICATES, Predicate};
 use crate::residency::{UNITS, misplaced};
 use anec_base::Result;
 use anec_convert::compile::Compiler;
@@ -20,43 +20,43 @@ use anec_mil::verify::verify_function;
 use anec_mil::{Function, Program};
 use anec_package::WriteOptions;
 
-/// Says how a package fails that holds one function.
+/// Test of a package that contains one function.
 pub trait ExternalPredicate {
-    /// The ways in which it fails.
+    /// Returns the failures of a package.
     ///
     /// # Errors
-    /// When the package can't be asked about.
+    /// If the package can't be tested.
     fn ask(&mut self, function: &Function, package: &Path) -> Result<Vec<Failure>>;
 }
 
-/// A predicate that writes functions as packages and asks about these.
-pub struct Outside<A> {
+/// Predicate that writes functions as packages and tests those.
+pub struct PackagePredicate<A> {
     room: TempDir,
-    /// What is wrong with the whole function; nothing before it was seen.
+    /// Structural problems of the whole function; `None` before its first test.
     known: Option<BTreeSet<String>>,
     ask: A,
 }
 
-/// Name of the packages; programs that look at a name see the same every time.
+/// Fixed name of the packages, so that it can't influence the result.
 const PACKAGE: &str = "piece.mlpackage";
 
-impl<A: ExternalPredicate> Outside<A> {
-    /// Asks about packages in a temporary folder.
+impl<A: ExternalPredicate> PackagePredicate<A> {
+    /// Creates a predicate that writes packages to a temporary folder.
     ///
     /// # Errors
-    /// When the system gives none.
+    /// If there is no temporary folder.
     pub fn new(ask: A) -> Result<Self> {
         let room = tempfile::tempdir().map_err(FileError::of(std::env::temp_dir(), "create a folder in"))?;
-        Ok(Outside { room, known: None, ask })
+        Ok(PackagePredicate { room, known: None, ask })
     }
 }
 
-/// A function as a program of its own.
+/// Wraps a function as a program.
 pub fn program(function: &Function) -> Program {
     Program::single(Function { name: "main".to_owned(), ..function.clone() })
 }
 
-impl<A: ExternalPredicate> Predicate for Outside<A> {
+impl<A: ExternalPredicate> Predicate for PackagePredicate<A> {
     fn failures(&mut self, function: &Function) -> Result<Vec<Failure>> {
         let findings: BTreeSet<String> = verify_function(function).iter().map(ToString::to_string).collect();
         let path = self.room.path().join(PACKAGE);
@@ -67,7 +67,7 @@ impl<A: ExternalPredicate> Predicate for Outside<A> {
                 self.known = Some(findings);
                 written?;
             }
-            // a piece that is no program, or none that a package can hold, would be refused for that
+            // a piece that isn't a valid program or package would fail for that reason
             Some(known) if !findings.is_subset(known) || written.is_err() => return Ok(Vec::new()),
             Some(_) => {}
         }
@@ -75,22 +75,22 @@ impl<A: ExternalPredicate> Predicate for Outside<A> {
     }
 }
 
-/// A program of the user's: what it takes is in a command, `{}` stands for the package. A status other than 0 is a
-/// failure, but 125: as for `git bisect`, it says that nothing can be said.
+/// Command of the user; `{}` stands for the package. A status other than 0 is a failure, except 125, which means "can't
+/// tell" as for `git bisect`.
 pub struct UserCommand {
     command: String,
 }
 
-/// The status of a program that can't tell.
-const CAN_NOT_TELL: i32 = 125;
+/// Status of a command that can't tell.
+const CANNOT_TELL: i32 = 125;
 
 impl UserCommand {
-    /// A command for the system's shell. Without `{}`, the package is its last argument.
+    /// Creates a predicate from a shell command. Without `{}`, the package is the last argument.
     pub fn new(command: &str) -> Self {
         UserCommand { command: command.to_owned() }
     }
 
-    /// The line that the shell is given.
+    /// Command line for the shell.
     fn line(&self, package: &str) -> String {
         match self.command.contains("{}") {
             true => with_path(&self.command, package),
@@ -99,8 +99,8 @@ impl UserCommand {
     }
 }
 
-/// A command with a path for each `{}`. A POSIX shell takes it as a part of one word whatever the path has in it, be the
-/// `{}` bare, or within quotes of the command.
+/// Replaces each `{}` of a command by a path. POSIX shells read it as part of one word, whatever characters the path
+/// contains, whether or not `{}` is quoted.
 fn with_path(command: &str, path: &str) -> String {
     if cfg!(windows) {
         return command.replace("{}", path);
@@ -126,7 +126,7 @@ fn with_path(command: &str, path: &str) -> String {
             c if quote == Some(c) => quote = None,
             _ => {}
         }
-        // what a backslash stands before begins and ends nothing
+        // an escaped character neither begins nor ends a quote
         let taken: String = rest.chars().take(if escapes { 2 } else { 1 }).collect();
         line.push_str(&taken);
         rest = &rest[taken.len()..];
@@ -134,27 +134,27 @@ fn with_path(command: &str, path: &str) -> String {
     line
 }
 
-/// A predicate that says nothing, for the shell can't run it.
+/// Command that the shell can't run.
 #[derive(Debug, thiserror::Error)]
 #[error("the predicate `{command}` can't be run: {said}")]
-struct NotRun {
+struct CommandNotRunnable {
     command: String,
-    /// By the shell.
+    /// Message of the shell.
     said: String,
 }
 
-/// The statuses of a shell that finds no such command, and of one that may not run what it finds.
-const NOT_RUN: [i32; 2] = [127, 126];
+/// Statuses of a shell for a command that doesn't exist and one that isn't executable.
+const NOT_RUNNABLE: [i32; 2] = [127, 126];
 
-impl Diagnostic for NotRun {
+impl Diagnostic for CommandNotRunnable {
     fn fault(&self) -> Fault {
         Fault::Usage
     }
 
     fn help(&self) -> Option<String> {
-        Some(match nearest(&self.command, NAMED) {
+        Some(match nearest(&self.command, PREDICATES) {
             Some(name) => format!("did you mean `{name}`?"),
-            None => format!("give {}, or a command that the shell can run", NAMED.join(", ")),
+            None => format!("give {}, or a command that the shell can run", PREDICATES.join(", ")),
         })
     }
 }
@@ -165,13 +165,13 @@ impl ExternalPredicate for UserCommand {
         let run = Command::new(shell).args([flag, &self.line(&package.display().to_string())]).output();
         let output = run.map_err(FileError::of(PathBuf::from(shell), "run"))?;
         let status = output.status;
-        if status.success() || status.code() == Some(CAN_NOT_TELL) {
+        if status.success() || status.code() == Some(CANNOT_TELL) {
             return Ok(Vec::new());
         }
         let said = [output.stderr, output.stdout].map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned());
         let last = said.iter().find_map(|text| text.lines().next_back()).unwrap_or("it says nothing");
-        if status.code().is_some_and(|code| NOT_RUN.contains(&code)) {
-            return Err(NotRun { command: self.command.clone(), said: last.to_owned() }.into());
+        if status.code().is_some_and(|code| NOT_RUNNABLE.contains(&code)) {
+            return Err(CommandNotRunnable { command: self.command.clone(), said: last.to_owned() }.into());
         }
         Ok(vec![Failure { kind: "the command fails".into(), detail: format!("{status}: {last}") }])
     }
@@ -193,8 +193,8 @@ impl ExternalPredicate for Compile {
     }
 }
 
-/// Core ML's placement: an op fails that doesn't prefer the Neural Engine. Small pieces may rightly prefer the CPU; the
-/// one that is found is where the whole function's trouble can be seen, not its proof.
+/// Core ML's placement: fails for ops that don't prefer the Neural Engine. Small pieces may legitimately prefer the
+/// CPU, so the result shows where the problem is visible, without proving it.
 pub struct Residency<E>(pub Arc<E>);
 
 impl<E: Engine> ExternalPredicate for Residency<E> {
@@ -228,7 +228,7 @@ mod tests {
     use anec_coreml::plan::Device;
     use anec_testing::fake::{DoubleEngine, convert_demo};
 
-    /// A shard of the demo's model.
+    /// Shard of the demo model.
     fn shard(room: &Path) -> Function {
         convert_demo(room, &["lengths={fixed: [2]}"]);
         anec_package::open(&room.join("layers_3_6.mlpackage")).unwrap().program.functions.remove(0)
@@ -240,14 +240,14 @@ mod tests {
         let function = shard(room.path());
         let mut engine = DoubleEngine::new();
         engine.elsewhere.insert("softmax", Device::Cpu);
-        let mut predicate = Outside::new(Residency(Arc::new(engine))).unwrap();
+        let mut predicate = PackagePredicate::new(Residency(Arc::new(engine))).unwrap();
         let found = bisect(&function, &mut predicate).unwrap().unwrap();
         assert_eq!(found.ops.len(), 1, "{found:#?}");
         // the first of many
         assert_eq!((found.ops[0].operator.as_str(), found.ops[0].layer), ("softmax", Some(3)));
         assert!(found.findings[0].ends_with("prefers CPU"), "{:?}", found.findings);
-        // on the Neural Engine, nothing fails
-        let mut predicate = Outside::new(Residency(Arc::new(DoubleEngine::new()))).unwrap();
+        // nothing fails on the Neural Engine
+        let mut predicate = PackagePredicate::new(Residency(Arc::new(DoubleEngine::new()))).unwrap();
         assert!(bisect(&function, &mut predicate).unwrap().is_none());
     }
 
@@ -256,15 +256,16 @@ mod tests {
     fn a_program_says_which_pieces_fail() {
         let room = tempfile::tempdir().unwrap();
         let function = shard(room.path());
-        let of = |command: &str| bisect(&function, &mut Outside::new(UserCommand::new(command)).unwrap()).unwrap();
+        let of =
+            |command: &str| bisect(&function, &mut PackagePredicate::new(UserCommand::new(command)).unwrap()).unwrap();
         let model = "{}/Data/com.apple.CoreML/model.mlmodel";
         let found = of(&format!("! grep -q layers_4_mlp_silu {model}")).unwrap();
         let names: Vec<&str> = found.ops.iter().map(|op| op.name.as_str()).collect();
-        // an op that reads a value names it, too: what gives it isn't needed
+        // ops that read the value contain its name, too: one op suffices
         assert_eq!(names.len(), 1, "{names:?}");
         assert!(names[0].starts_with("layers_4_mlp"), "{names:?}");
         assert!(found.findings[0].starts_with("exit status: 1"), "{:?}", found.findings);
-        // what can't tell is no failure
+        // status 125 isn't a failure
         assert!(of("exit 125").is_none() && of("test -d").is_none());
     }
 
@@ -288,7 +289,7 @@ mod tests {
         let room = tempfile::tempdir().unwrap();
         let function = shard(room.path());
         let error = |command: &str| {
-            let found = bisect(&function, &mut Outside::new(UserCommand::new(command)).unwrap());
+            let found = bisect(&function, &mut PackagePredicate::new(UserCommand::new(command)).unwrap());
             let error = found.unwrap_err();
             assert_eq!(error.fault(), Fault::Usage, "{error}");
             (error.to_string(), error.help().unwrap())
@@ -298,7 +299,7 @@ mod tests {
         assert_eq!(help, "did you mean `structure`?");
         let script = room.path().join("script");
         std::fs::write(&script, "exit 0").unwrap();
-        // it is there, and may not be run
+        // exists, but isn't executable
         assert!(error(script.to_str().unwrap()).1.ends_with("or a command that the shell can run"));
     }
 }

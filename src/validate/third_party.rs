@@ -1,4 +1,4 @@
-//! Packages that anec didn't make: what can be proven of any `.mlpackage`, whoever built it.
+//! Gates of packages that anec didn't make.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use anec_mil::verify::{infer_types, verify, verify_function};
 use anec_mil::{Constant, DataType, Function, TensorType, Value};
 use anec_package::Package;
 
-/// Sizes of a flexible dimension that are tried: the smallest, the default, the largest.
+/// Tested sizes of a flexible dimension: smallest, default, largest.
 pub(super) fn sizes(function: &Function) -> Vec<Function> {
     let lengths: Vec<_> = function.lengths.iter().collect();
     let Some((_, first)) = lengths.first() else { return vec![function.clone()] };
@@ -37,7 +37,7 @@ pub(super) fn sizes(function: &Function) -> Vec<Function> {
     sizes.into_iter().map(fix).collect()
 }
 
-/// The structure gate of a package; `name` is what it is called.
+/// Structure gate of a package called `name`.
 pub fn structure(name: &str, package: &Package) -> GateReport {
     let program = &package.program;
     let mut types = Vec::new();
@@ -66,7 +66,7 @@ pub fn structure(name: &str, package: &Package) -> GateReport {
     )
 }
 
-/// Constants whose bytes can't be had, or don't fill their type.
+/// Constants that can't be read or don't fill their type.
 fn unreadable(package: &Package) -> Vec<String> {
     let mut seen = BTreeSet::new();
     let mut problems = Vec::new();
@@ -93,10 +93,10 @@ fn unreadable(package: &Package) -> Vec<String> {
     problems
 }
 
-/// The numerics gate of a package: the lint, and each function on made-up inputs, in f32 and with fp16 rounding.
+/// Numerics gate of a package: the lint, and each function on generated inputs, in f32 and with fp16 rounding.
 ///
 /// # Errors
-/// When a constant can't be read.
+/// If a constant can't be read.
 pub fn numerics(name: &str, package: &Package, thresholds: &NumericsThresholds) -> Result<GateReport> {
     let mut checks = lint(name, &package.program)?;
     let cache = WeightCache::new();
@@ -109,7 +109,7 @@ pub fn numerics(name: &str, package: &Package, thresholds: &NumericsThresholds) 
     Ok(GateReport::new(super::numerics::GATE, checks))
 }
 
-/// What tells a size of a function from the others: the shape of its first input that is flexible.
+/// Name of a function's size: the shape of its first flexible input.
 fn size(function: &Function, fixed: &Function) -> String {
     let mut pairs = function.tensor_inputs().zip(fixed.tensor_inputs());
     let flexible = pairs.find(|(declared, fixed)| declared.ty != fixed.ty);
@@ -117,7 +117,7 @@ fn size(function: &Function, fixed: &Function) -> String {
     shape.map_or_else(String::new, |(name, shape)| format!(", {name} {shape:?}"))
 }
 
-/// The parity gate of a package: what its inputs mean isn't known, so there is nothing that a golden's tokens could go to.
+/// Parity gate of a package. The meaning of its inputs isn't known, so a golden can't be compared.
 pub fn parity(name: &str) -> GateReport {
     let reason = "a package says nothing of what its inputs mean; parity is for bundles";
     GateReport::new(super::parity::GATE, vec![Check::unproven(name, "it agrees with a golden", reason)])
@@ -148,11 +148,11 @@ fn run(subject: &str, function: &Function, cache: &WeightCache, thresholds: &Num
 
 struct Trace {
     seen: indexmap::IndexMap<String, ValueRange>,
-    /// All floating-point outputs of all calls, one after the other.
+    /// Floating-point outputs of all calls, concatenated.
     outputs: Vec<f32>,
 }
 
-/// Two calls, so that what a state carries from one to the next is part of it.
+/// Two calls, so that states matter.
 fn trace(
     function: &Function,
     precision: Precision,
@@ -175,14 +175,14 @@ fn trace(
     Ok(trace)
 }
 
-/// Inputs of a function whose shapes are fixed.
+/// Generated inputs of a function with fixed shapes.
 pub(super) fn made_up_inputs(function: &Function) -> Result<Vec<(String, Tensor)>, String> {
     let inputs = function.tensor_inputs().enumerate();
     inputs.map(|(index, value)| Ok((value.name.clone(), made_up(value, index as u64)?))).collect()
 }
 
-/// An input: floats from -1 to 1 that are the same every time, integers of zero, which are a position or an index
-/// everywhere, booleans that are true.
+/// Generated input: reproducible floats from -1 to 1, zero for integers (usually positions or indices), true for
+/// booleans.
 fn made_up(value: &Value, seed: u64) -> Result<Tensor, String> {
     let wrong = || format!("input `{}` is {}, which can't be made up", value.name, value.ty);
     let ty: &TensorType = value.ty.tensor().ok_or_else(wrong)?;

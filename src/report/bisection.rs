@@ -1,4 +1,4 @@
-//! What bisection found.
+//! Result of a bisection.
 
 use std::path::Path;
 
@@ -6,11 +6,11 @@ use super::counted;
 use super::table::table;
 use anec_validate::bisect::MinimalRepro;
 
-/// Ops that are listed.
+/// Maximum number of listed ops.
 const LISTED: usize = 20;
 
-/// The result of `anec bisect`: the piece, op by op, and what was found of it.
-pub fn culprit(
+/// Formats the result of `anec bisect`: the failing piece, op by op, and the final test.
+pub fn bisection(
     package: &str,
     function: &str,
     predicate: &str,
