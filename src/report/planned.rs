@@ -60,7 +60,7 @@ pub fn plan(
             vec![experts.to_string(), streamed, calls, format!("{slow:.0} to {fast:.0}")]
         });
         text.push('\n');
-        text.push_str(&table(&["experts", ">streamed per token", ">calls", ">tokens per second"], rows));
+        text.push_str(&table(&["experts", ">streamed per token", ">calls", ">tok/s"], rows));
     }
     text
 }

@@ -32,11 +32,11 @@ fn prediction(prediction: &ChipPrediction) -> String {
             context.prefill_tokens.to_string(),
         ]
     });
-    let head = [">context", ">written a second", ">tokens of a call", ">read a second", ">tokens of a call"];
+    let head = [">context", ">decode tok/s", ">tokens per call", ">prefill tok/s", ">tokens per call"];
     text.push_str(&format!("\n{}", table(&head, rows)));
     let [least, most] = prediction.first_load_seconds;
     text.push_str(&format!(
-        "\n{} with one function of each package loaded, {} with all; first load of all {least:.0} to {most:.0} s\n",
+        "\n{} with one function of each package loaded, {} with all functions; first load of all functions {least:.0} to {most:.0} s\n",
         bytes(prediction.loaded_bytes),
         bytes(prediction.all_loaded_bytes)
     ));

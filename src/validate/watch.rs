@@ -74,7 +74,7 @@ impl Log {
     /// Creates a log that also keeps samples of every value, over `calls` calls.
     pub fn sampling(calls: usize) -> Self {
         let sampled = (MAX_SAMPLES / calls.max(1)).max(MIN_SAMPLES);
-        Log(Arc::new(Mutex::new(Notes { samples: Some(Samples::new()), sampled, ..Notes::default() })))
+        Log(Arc::new(Mutex::new(Record { samples: Some(Samples::new()), sampled, ..Record::default() })))
     }
 
     /// Op-by-op CPU executor in a precision whose values are recorded in this log.

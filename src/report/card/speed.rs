@@ -26,7 +26,7 @@ pub(super) fn speed(predictions: &[ChipPrediction], bench: Option<&Json>) -> Str
 fn predicted(predictions: &[ChipPrediction]) -> String {
     let mut text = String::from(
         "Predicted from published numbers of these chips, not measured (`anec plan --for CHIP`):\n\n\
-         | chip | context | tokens written a second | tokens read a second | memory | first load |\n\
+         | chip | context | decode tok/s | prefill tok/s | memory | first load |\n\
          |---|---|---|---|---|---|\n",
     );
     for prediction in predictions {
@@ -53,7 +53,7 @@ fn measured(bench: &Json) -> String {
     let threads = bench["threads"].as_u64().unwrap_or_default() as usize;
     let mut text = format!(
         "Measured by `anec bench` on {} ({}, {}), medians of several runs:\n\n\
-         | test | tokens a second | spread | first token |\n|---|---|---|---|\n",
+         | test | tok/s | spread | TTFT |\n|---|---|---|---|\n",
         word("machine"),
         word("device"),
         counted(threads, "thread"),
@@ -64,7 +64,7 @@ fn measured(bench: &Json) -> String {
         let name = cell(test["test"].as_str().unwrap_or_default());
         let _ = writeln!(text, "| {name} | {median:.1} | {spread:.1} | {first:.1} ms |");
     }
-    text.push_str("\n`pp64` is a prompt of 64 tokens, `tg32` a text of 32.\n\n");
+    text.push_str("\n`pp64`: prefill of 64 tokens; `tg32`: decode of 32 tokens.\n\n");
     text
 }
 
