@@ -33,7 +33,7 @@ import numpy as np
 import quant_table
 from gguf import GGMLQuantizationType as Type
 
-TEXT = Path(__file__).parent.parent / "validators/texts.txt"
+TEXT = Path(__file__).parent.parent / "src/validate/texts.txt"
 FORMATS = ("Q8_0", "Q6_K", "Q4_0", "Q4_K_M")
 Q4_K_M = 15  # general.file_type
 # types in blocks of 256, and what takes their place where rows aren't divisible by that

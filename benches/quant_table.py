@@ -3,7 +3,7 @@
     python benches/quant_table.py --anec target/release/anec --source model.gguf --work /tmp/work
 
 Every form is converted and compared, in f32 on the CPU executor, with the source's own weights, not quantized, over the
-2,500 tokens of `anec golden --texts long` (validators/texts.txt: prose, code, data, other languages, talk, and starts after
+2,500 tokens of `anec golden --texts long` (src/validate/texts.txt: prose, code, data, other languages, talk, and starts after
 a lone blank). `--forms` names some of the forms below, or others as `name=key=value;key=value` in the words of `--set`.
 What was measured is kept in the work folder and not measured again, unless `--again` is given. Columns: divergence
 (mean KL of the next token's probabilities, in nats), first percentile and worst cosine of the logits, agreement of the

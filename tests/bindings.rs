@@ -93,7 +93,7 @@ fn swift_has_what_the_example_app_calls() {
 
 #[test]
 fn apps_are_told_the_first_load_that_the_forecast_predicts() {
-    let text = std::fs::read_to_string(repository("validators/speeds.yaml")).unwrap();
+    let text = std::fs::read_to_string(repository("src/advice/tables/speeds.yaml")).unwrap();
     let speeds: serde_json::Value = serde_yaml::from_str(&text).unwrap();
     let published: Vec<f64> =
         speeds["first_load"]["seconds_per_gb"].as_array().unwrap().iter().map(|n| n.as_f64().unwrap()).collect();

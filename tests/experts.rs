@@ -14,7 +14,7 @@ use anec::exec::Precision;
 use anec::manifest::{ExpertsForm, Manifest, builtin};
 use anec::report;
 use anec::runtime::{ForwardOptions, LoadedModel};
-use anec::validate::forecast::forecast;
+use anec::advice::forecast::forecast;
 use folder::{json, run};
 use serde_json::Value as Json;
 
@@ -155,7 +155,7 @@ fn experts_of_a_classifier_apart_give_the_same_labels() {
 /// convolution is known to take. Groups of sixteen have 10,240, and each is what was planned.
 #[test]
 fn groups_of_experts_have_fewer_channels() {
-    let config = std::fs::read("manifests/configs/privacy-filter.json").unwrap();
+    let config = std::fs::read("src/manifest/manifests/configs/privacy-filter.json").unwrap();
     let source = synthetic::source("privacy-filter", serde_json::from_slice(&config).unwrap());
     let sets = |sets: &[&str]| sets.iter().map(|set| set.to_string()).collect::<Vec<_>>();
     let text = builtin::find("privacy-filter").unwrap().text;
@@ -186,7 +186,7 @@ fn groups_of_experts_have_fewer_channels() {
 /// ZAYA1-8B by its published shapes: what a token reads in each form, and the packages of the largest.
 #[test]
 fn forms_of_experts_differ_in_what_a_token_reads() {
-    let config = std::fs::read("manifests/configs/zaya1-8b.json").unwrap();
+    let config = std::fs::read("src/manifest/manifests/configs/zaya1-8b.json").unwrap();
     let source = synthetic::source("zaya1-8b", serde_json::from_slice(&config).unwrap());
     let manifest = Manifest::from_yaml(builtin::find("zaya1-8b").unwrap().text, "zaya1-8b", &[]).unwrap();
     let (model, _) = open_model(&source, &manifest).unwrap();

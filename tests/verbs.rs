@@ -390,7 +390,7 @@ fn the_schemas_fit_what_they_describe() {
     };
     jsonschema::validate(&schema("bundle"), &json(&bundle().join("bundle.json"))).unwrap();
     jsonschema::validate(&schema("report"), &json(&bundle().join("report.json"))).unwrap();
-    let manifest = std::fs::read_to_string(repository("manifests/phi4-mini.yaml")).unwrap();
+    let manifest = std::fs::read_to_string(repository("src/manifest/manifests/phi4-mini.yaml")).unwrap();
     let manifest: serde_json::Value = serde_yaml::from_str(&manifest).unwrap();
     jsonschema::validate(&schema("manifest"), &manifest).unwrap();
 }

@@ -21,8 +21,8 @@ for package in "$folder"/package/*.crate; do
   printf '%9d %s\n' "$size" "$(basename "$package")"
   [ "$size" -lt $most ] || { echo "packages: that is more than the registry takes, $most bytes" >&2; failed=1; }
 done
-# what a crate reads at compile time from a folder that is a link in the repository
-for file in anec-manifest:manifests/demo.yaml anec-manifest:manifests/configs/demo.json anec-validate:validators/ane-rules.yaml \
+# files that crates read at compile time
+for file in anec-manifest:manifests/demo.yaml anec-manifest:manifests/configs/demo.json anec-advice:tables/ane-rules.yaml anec-validate:gates.yaml anec-experiment:probes.yaml \
   anec:demo/model/model.safetensors anec:demo/golden.safetensors; do
   name=${file%%:*}
   tar -tzf "$folder/package/$name"-[0-9]*.crate | grep "^$name-[^/]*/${file#*:}\$" >/dev/null ||

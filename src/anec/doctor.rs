@@ -9,8 +9,8 @@ use anec_convert::compile::Compiler;
 use anec_convert::error::ConvertError;
 use anec_coreml::{CoreMl, Engine};
 use anec_exec::{processor, threads};
+use anec_experiment::probe::{Placement, ProbeVariant, place};
 use anec_package::available_space;
-use anec_validate::probe::{Placement, ProbeVariant, place};
 
 use crate::cache::BundleCache;
 

@@ -44,9 +44,10 @@
 //!
 //! | tier | crate | holds |
 //! |---|---|---|
-//! | 8 | `bindings`, `cli` | what apps in Swift and Python call, over this crate; the program `anec` |
-//! | 7 | [`report`] | results as tables, JSON, JUnit, Markdown, HTML |
-//! | 6 | [`calibrate`], [`validate`] | codes chosen by a text that runs through the model; gates and verdicts: structure, numerics, parity, residency |
+//! | 9 | `bindings`, `cli` | what apps in Swift and Python call, over this crate; the program `anec` |
+//! | 8 | [`report`] | results as tables, JSON, JUnit, Markdown, HTML |
+//! | 7 | [`validate`], [`experiment`] | gates and verdicts: structure, numerics, parity, residency; experiments on a Mac's Neural Engine |
+//! | 6 | [`advice`], [`calibrate`] | chips, rules, forecasts, predicted speed, search; codes chosen by a calibration text |
 //! | 5 | [`convert`], [`serve`] | the conversion: plan, build, quantize, write, compile; the HTTP server |
 //! | 4 | [`family`], [`quant`], [`runtime`] | model families as graphs; number formats; sessions, sampling, tokenizers over a backend |
 //! | 3 | [`source`], [`exec`], [`coreml`] | weights out of GGUF, safetensors and ONNX; the CPU executor; Core ML on a Mac |
@@ -81,14 +82,15 @@ pub use anec_runtime::{Grammar, Sampling};
 #[cfg(feature = "serve")]
 pub use anec_serve as serve;
 pub use session::{GenerateOptions, Model, Prompt, Session, TextPieces};
+#[cfg(feature = "convert")]
+pub use {
+    anec_advice as advice, anec_calibrate as calibrate, anec_convert as convert, anec_experiment as experiment,
+    anec_family as family, anec_quant as quant, anec_report as report, anec_source as source,
+    anec_validate as validate,
+};
 pub use {
     anec_base as base, anec_base::error, anec_bundle as bundle, anec_coreml as coreml, anec_exec as exec,
     anec_manifest as manifest, anec_mil as mil, anec_package as package, anec_runtime as runtime,
-};
-#[cfg(feature = "convert")]
-pub use {
-    anec_calibrate as calibrate, anec_convert as convert, anec_family as family, anec_quant as quant,
-    anec_report as report, anec_source as source, anec_validate as validate,
 };
 #[cfg(feature = "convert")]
 pub use {

@@ -3,6 +3,10 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use anec_advice::chips::ChipTable;
+use anec_advice::forecast::ForecastFinding;
+use anec_advice::predict::ChipPrediction;
+use anec_advice::{forecast, predict};
 use anec_base::{ContentDigest, Diagnostic, Fault, FileError, Progress, Result, clock, input};
 use anec_bundle::{Bundle, BundleError, FILE_NAME, FileDigest};
 use anec_convert::open::open_shapes;
@@ -11,10 +15,6 @@ use anec_convert::{ConvertPlan, output};
 use anec_hub::download::Transfer;
 use anec_hub::{FileHash, Hub, HubCommit, HubError, RemoteFile, RemoteRepository, Upload, UploadContent};
 use anec_report::{CardFacts, card};
-use anec_validate::chips::ChipTable;
-use anec_validate::forecast::ForecastFinding;
-use anec_validate::predict::ChipPrediction;
-use anec_validate::{forecast, predict};
 use serde_json::Value as Json;
 
 use crate::cache::{BundleCache, CacheRecord, incomplete};

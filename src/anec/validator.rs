@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anec_advice::forecast;
 use anec_base::progress::{Progress, ProgressEvent};
 use anec_base::{FileError, Result};
 use anec_bundle::{Bundle, FILE_NAME};
@@ -16,8 +17,8 @@ use anec_package as package;
 use anec_runtime::{LoadedModel, RuntimeError, Tokenizer, coreml};
 use anec_validate::verdict::PackageFacts;
 use anec_validate::{
-    Candidate, Check, GateReport, GatesReport, Golden, Thresholds, Verdict, first_deviation, forecast, numerics,
-    parity, prompts, residency, structure, third_party,
+    Candidate, Check, GateReport, GatesReport, Golden, Thresholds, Verdict, first_deviation, numerics, parity, prompts,
+    residency, structure, third_party,
 };
 
 /// A gate.

@@ -8,11 +8,11 @@ use super::input::Input;
 use super::plan::targets;
 use super::{print, print_json, progress};
 use anec::Converter;
+use anec::advice::search::{ChoiceReason, SearchLimits, search};
 use anec::base::Result;
 use anec::convert::Outcome;
 use anec::convert::open::{open, resolve};
 use anec::report;
-use anec::validate::search::{ChoiceReason, SearchLimits, search};
 
 /// Converts weights into a bundle of Core ML packages.
 ///

@@ -12,12 +12,12 @@ use anec::MachineReport;
 use anec::base::output::write_file;
 use anec::base::{FileError, Result};
 use anec::coreml::{CoreMl, Engine};
+use anec::experiment::launch::{ProbeError, ProbeReport, launch};
+use anec::experiment::{Experiment, ProbeSize, experiments, import, import_arithmetic, run};
 use anec::report;
 use anec::report::table::table;
 use anec::report::{bytes, counted};
 use anec::validate::GatesReport;
-use anec::validate::experiment::launch::{ProbeError, ProbeReport, launch};
-use anec::validate::experiment::{Experiment, ProbeSize, experiments, import, import_arithmetic, run};
 
 /// Says what this machine can do: convert, validate, compile, read compute plans, run on the Neural Engine; and what is
 /// missing for the rest.

@@ -4,10 +4,10 @@ use serde_json::json;
 
 use super::usage::UsageError;
 use super::{print, print_json};
+use anec::advice::rules::{Meaning, meaning, meanings, rules};
 use anec::base::Result;
 use anec::report;
 use anec::report::table::table;
-use anec::validate::rules::{Meaning, meaning, meanings, rules};
 
 /// Explains a rule of the forecast, a code of Core ML, or an exit code of anec.
 ///

@@ -48,7 +48,7 @@ impl TextsName {
 /// Computes a golden for `anec validate --golden`, from the source's weights, not quantized, in f32.
 ///
 /// Such a golden shows what quantization and fp16 cost. It can't show that a graph is wrong, because the same graph made
-/// it, and its metadata says so: validators/export_golden.py computes one with transformers. The weights go through a
+/// it, and its metadata says so: tools/export_golden.py computes one with transformers. The weights go through a
 /// bundle of fp16 weights beside the file, which is removed afterwards.
 #[derive(Debug, clap::Args)]
 pub struct GoldenArgs {

@@ -7,6 +7,9 @@ use serde_json::json;
 use super::input::Input;
 use super::usage::UsageError;
 use super::{print, print_json, progress};
+use anec::advice::chips::{ChipError, ChipTable, ChipTarget};
+use anec::advice::search::{SearchLimits, search};
+use anec::advice::{forecast, predict};
 use anec::base::Result;
 use anec::base::output::write_file;
 use anec::convert::emit::Emitter;
@@ -17,9 +20,6 @@ use anec::convert::{ConvertPlan, Estimate, FormEstimate};
 use anec::manifest::Manifest;
 use anec::report;
 use anec::source::SourceKind;
-use anec::validate::chips::{ChipError, ChipTable, ChipTarget};
-use anec::validate::search::{SearchLimits, search};
-use anec::validate::{forecast, predict};
 
 /// Shows what a conversion would emit, without reading weights: packages, functions, bytes, an estimate of speed, and a
 /// forecast of what keeps ops off the Neural Engine.

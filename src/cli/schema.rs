@@ -5,9 +5,9 @@ use anec::base::Result;
 use anec::bundle;
 use anec::convert::report;
 use anec::coreml::plan;
+use anec::experiment::launch;
 use anec::manifest;
-use anec::validate::experiment::launch;
-use anec::validate::{chips, verdict};
+use anec::{advice::chips, validate::verdict};
 
 /// Prints the JSON Schema of a file that anec reads or writes.
 #[derive(Debug, clap::Args)]
@@ -30,7 +30,7 @@ enum File {
     Plan,
     /// What `anec doctor --probe` writes
     Probe,
-    /// The chips of `validators/chips.yaml`
+    /// The chips of `src/advice/tables/chips.yaml`
     Chips,
 }
 

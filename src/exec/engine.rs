@@ -1,7 +1,7 @@
 //! The arithmetic of the Neural Engine, simulated from what is published of it.
 //!
 //! Nothing here was measured by us: each [`EngineEffect`] is what somebody has published of some chips, with its source in
-//! `validators/ane-arithmetic.yaml`, and each can be left out. Under [`Precision::Ane`](super::Precision::Ane) values are
+//! `src/advice/tables/ane-arithmetic.yaml`, and each can be left out. Under [`Precision::Ane`](super::Precision::Ane) values are
 //! rounded to fp16 as under `F16`, and the kernels of some steps are replaced by others (`simulate`) that call this module.
 //!
 //! | module | what departs from exact arithmetic |
@@ -58,7 +58,7 @@ impl EngineEffect {
         EngineEffect::SliceGain,
     ];
 
-    /// Its name, as in `validators/ane-arithmetic.yaml`.
+    /// Its name, as in `src/advice/tables/ane-arithmetic.yaml`.
     pub fn name(self) -> &'static str {
         match self {
             EngineEffect::SiluTable => "silu-table",

@@ -154,6 +154,12 @@ mod tests {
     }
 
     #[test]
+    fn the_demo_has_the_configuration_of_its_model() {
+        let config = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../demo/model/config.json"));
+        assert_eq!(find("demo").unwrap().config, config.unwrap());
+    }
+
+    #[test]
     fn each_is_a_manifest_that_names_its_source_and_family() {
         let validator = jsonschema::validator_for(&crate::schema()).unwrap();
         for b in all() {

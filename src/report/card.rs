@@ -4,11 +4,11 @@ mod speed;
 
 use std::fmt::Write;
 
+use anec_advice::forecast::ForecastFinding;
+use anec_advice::predict::ChipPrediction;
 use anec_bundle::{Bundle, Task};
 use anec_convert::report::ConvertReport;
 use anec_manifest::WeightFormat;
-use anec_validate::forecast::ForecastFinding;
-use anec_validate::predict::ChipPrediction;
 use serde_json::Value as Json;
 
 use super::conversion::part;

@@ -1,9 +1,9 @@
 //! Results of device experiments, and which rules they confirm or refute.
 
 use super::table::table;
-use anec_validate::experiment::launch::{ProbeEntry, ProbeReport};
-use anec_validate::experiment::{ArithmeticFinding, RuleFinding};
-use anec_validate::rules::{Evidence, Says};
+use anec_advice::rules::{Evidence, Says};
+use anec_experiment::launch::{ProbeEntry, ProbeReport};
+use anec_experiment::{ArithmeticFinding, RuleFinding};
 
 /// Formats a row for each outcome.
 pub fn experiments(report: &ProbeReport) -> String {
@@ -38,7 +38,7 @@ pub fn experiments(report: &ProbeReport) -> String {
     format!("{}\n\n{}", report.machine, table(&head, rows))
 }
 
-/// Formats which rules a report confirms or refutes, with evidence rows in the format of `validators/ane-rules.yaml`.
+/// Formats which rules a report confirms or refutes, with evidence rows in the format of `src/advice/tables/ane-rules.yaml`.
 pub fn rule_findings(report: &ProbeReport, findings: &[RuleFinding]) -> String {
     let mut text = format!("{}, {}\n", report.machine, report.date);
     for (says, head) in [(Says::For, "confirmed"), (Says::Against, "refuted")] {

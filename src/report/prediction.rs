@@ -2,8 +2,8 @@
 
 use super::bytes;
 use super::table::table;
-use anec_validate::predict::ChipPrediction;
-use anec_validate::search::ChoiceReason;
+use anec_advice::predict::ChipPrediction;
+use anec_advice::search::ChoiceReason;
 
 /// Formats predictions: for each chip the calls, the speed in each context, memory and first load.
 pub fn predictions(predictions: &[ChipPrediction]) -> String {

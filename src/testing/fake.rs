@@ -17,7 +17,7 @@ use anec_mil::{Block, Function, Op};
 
 /// Converts the demo model into a folder, with changes to its manifest (`key=value`).
 pub fn convert_demo(out: &Path, changes: &[&str]) {
-    let (file, source) = (crate::root().join("manifests/demo.yaml"), crate::root().join("demo/model"));
+    let (file, source) = (crate::root().join("src/manifest/manifests/demo.yaml"), crate::root().join("demo/model"));
     let source = format!("source={}", source.display());
     let changes = [&[source.as_str()], changes].concat();
     convert_into(out, |changes| Manifest::open(file.to_str().unwrap(), changes).unwrap(), &changes);

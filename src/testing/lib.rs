@@ -9,7 +9,7 @@ pub mod hub;
 
 use std::path::{Path, PathBuf};
 
-/// Root of the repository, which holds `tests/fixtures`, `demo` and `manifests`.
+/// Root of the repository, which holds `tests/fixtures` and `demo`.
 pub fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }

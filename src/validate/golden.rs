@@ -77,7 +77,7 @@ impl Diagnostic for GoldenError {
     }
 
     fn help(&self) -> Option<String> {
-        Some("goldens are written by `anec golden`, or by validators/export_golden.py from transformers".into())
+        Some("goldens are written by `anec golden`, or by tools/export_golden.py from transformers".into())
     }
 }
 

@@ -18,54 +18,35 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`structure`](mod@structure) | the gate of form |
-//! | [`numerics`](mod@numerics) | the gate of half precision |
-//! | [`parity`](mod@parity) | the gate that compares with a golden |
-//! | [`residency`] | the gate of placement |
+//! | [`structure`](mod@structure) | gate: files, descriptions and programs are well-formed |
+//! | [`numerics`](mod@numerics) | gate: fp16 computes what f32 computes |
+//! | [`parity`](mod@parity) | gate: results agree with a golden |
+//! | [`residency`] | gate: every op prefers the Neural Engine |
 //! | [`bisect`] | the smallest piece of a program that fails a gate |
-//! | [`forecast`](mod@forecast) | rules applied to a program: no proof |
-//! | [`arithmetic`] | `validators/ane-arithmetic.yaml` |
-//! | `simulation` | what the Neural Engine makes of a text, simulated |
-//! | [`rules`] | `validators/ane-rules.yaml` and `validators/errors.yaml` |
-//! | [`speed`] | how fast a call is on a chip, predicted, and the published speeds behind that |
-//! | [`predict`](mod@predict) | what a conversion would do on a chip, predicted |
-//! | [`search`](mod@search) | the manifest with which a model takes least time, by the prediction |
-//! | [`chips`] | `validators/chips.yaml`: what is published of chips |
-//! | [`verdict`] | claims, gates, reports |
-//! | [`thresholds`] | `validators/gates.yaml` |
-//! | [`lint`] | what constants and ops say of half precision without a run |
-//! | [`trial`] | what a function that can't be run says |
-//! | [`watch`] | a backend that notes how large every value gets |
-//! | [`perplexity`](mod@perplexity) | how well a model predicts a text |
-//! | [`probe`] | small programs for the self-test of a Mac |
-//! | [`experiment`] | `validators/probes.yaml`: experiments that settle contested rules on a Mac |
-//! | [`prompts`] | the text that models are tried on |
-//! | [`third_party`] | packages that anec did not make |
-//! | [`golden`] | what a reference computed |
-//! | [`measure`] | how far numbers are apart |
+//! | `simulation` | effect of the Neural Engine's published arithmetic |
+//! | [`verdict`] | checks of claims, gates, reports |
+//! | [`thresholds`] | thresholds of the gates, `gates.yaml` |
+//! | [`lint`] | static checks of a program's numerics |
+//! | [`trial`] | errors of running functions, as checks |
+//! | [`watch`] | a backend that records the magnitudes of values |
+//! | [`perplexity`](mod@perplexity) | perplexity of a text |
+//! | [`prompts`] | built-in texts |
+//! | [`third_party`] | gates of packages that anec didn't make |
+//! | [`golden`] | results of a reference |
+//! | [`measure`] | distance measures of vectors |
 
 #![forbid(unsafe_code)]
 
-pub mod arithmetic;
 pub mod bisect;
-pub mod chips;
-mod data;
-pub mod experiment;
-pub mod forecast;
 pub mod golden;
 pub mod lint;
 pub mod measure;
 pub mod numerics;
 pub mod parity;
 pub mod perplexity;
-pub mod predict;
-pub mod probe;
 pub mod prompts;
 pub mod residency;
-pub mod rules;
-pub mod search;
 mod simulation;
-pub mod speed;
 pub mod structure;
 pub mod third_party;
 pub mod thresholds;
@@ -74,15 +55,11 @@ pub mod trial;
 pub mod verdict;
 pub mod watch;
 
-pub use chips::{Chip, ChipTable};
-pub use forecast::forecast;
 pub use golden::{Golden, GoldenText, Greedy};
 pub use measure::{LogitMeasures, RowMeasures};
 pub use numerics::numerics;
 pub use parity::{Candidate, parity};
 pub use perplexity::{Perplexity, perplexity};
-pub use predict::predict;
-pub use search::search;
 pub use simulation::first_deviation;
 pub use structure::structure;
 pub use thresholds::Thresholds;

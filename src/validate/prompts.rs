@@ -7,7 +7,7 @@ use anec_bundle::Bundle;
 use anec_runtime::Tokenizer;
 
 /// Part of the binary, so that results are the same everywhere.
-const TEXT: &str = include_str!("validators/prompts.txt");
+const TEXT: &str = include_str!("prompts.txt");
 
 /// Short text.
 pub fn text() -> &'static str {
@@ -16,7 +16,7 @@ pub fn text() -> &'static str {
 
 /// Separate texts of many kinds for judging the quality of quantized models: prose, code, data, other languages,
 /// dialogue, and starts after a single blank, where models are most sensitive. About 2,500 tokens.
-const TEXTS: &str = include_str!("validators/texts.txt");
+const TEXTS: &str = include_str!("texts.txt");
 
 /// Set of built-in texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,5 @@
 //! Effect of the Neural Engine's published arithmetic beyond fp16. A text runs with exact sums and with the simulated
-//! [effects](super::arithmetic); the first deviating value is named. A simulation proves nothing: its effects are
+//! [effects](anec_advice::arithmetic); the first deviating value is named. A simulation proves nothing: its effects are
 //! measurements by others on some chips.
 
 use std::collections::BTreeMap;
@@ -7,12 +7,12 @@ use std::path::Path;
 
 use indexmap::IndexMap;
 
-use super::arithmetic::published_effects;
 use super::measure::LogitMeasures;
 use super::thresholds::NumericsThresholds;
 use super::trace::{Places, Trace, WatchedPrograms, trace};
 use super::verdict::Check;
 use super::watch::{Log, Samples};
+use anec_advice::arithmetic::published_effects;
 use anec_base::Result;
 use anec_bundle::Bundle;
 use anec_exec::{EngineEffect, EngineEffects, Precision};

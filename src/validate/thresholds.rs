@@ -1,12 +1,12 @@
-//! Thresholds of the gates: `validators/gates.yaml`, tightened by the manifest.
+//! Thresholds of the gates: `gates.yaml`, tightened by the manifest.
 
-use crate::data;
+use anec_advice::tables;
 use serde::Deserialize;
 
 use anec_manifest::Gates;
 
 /// Part of the binary, so that verdicts are the same everywhere.
-const BUILT_IN: &str = include_str!("validators/gates.yaml");
+const BUILT_IN: &str = include_str!("gates.yaml");
 
 /// Thresholds of all gates.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -93,7 +93,7 @@ impl Thresholds {
 
     /// Built-in thresholds.
     pub fn built_in() -> Self {
-        data::built_in("gates.yaml", BUILT_IN)
+        tables::built_in("src/validate/gates.yaml", BUILT_IN)
     }
 }
 

@@ -100,7 +100,7 @@ fn encoders_from_gguf(family: &str) -> usize {
 
 /// Names of configurations that were compared with what others quote of them, by the list beside the configurations.
 fn quoted() -> BTreeSet<String> {
-    let page = std::fs::read_to_string(repository("manifests/configs/README.md")).unwrap();
+    let page = std::fs::read_to_string(repository("src/manifest/manifests/configs/README.md")).unwrap();
     let (_, list) = page.split_once("## What was checked").unwrap();
     let first_cells = list.lines().filter(|line| line.starts_with("| `")).map(|line| line.split('|').nth(1).unwrap());
     let names: BTreeSet<String> =

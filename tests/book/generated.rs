@@ -1,4 +1,4 @@
-//! Tables of the book that are made from `validators/*.yaml` and from the catalogue of ops.
+//! Tables of the book that are made from `src/advice/tables/*.yaml` and from the catalogue of ops.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -48,9 +48,9 @@ fn section(name: &str) -> String {
     }
 }
 
-/// A file of `validators/`.
-fn read(name: &str) -> Json {
-    let text = std::fs::read_to_string(repository("validators").join(name)).unwrap();
+/// Parses a built-in table.
+fn read(path: &str) -> Json {
+    let text = std::fs::read_to_string(repository("src").join(path)).unwrap();
     serde_yaml::from_str(&text).unwrap()
 }
 
@@ -104,7 +104,7 @@ fn standing(rule: &Json) -> &'static str {
 }
 
 fn rules_summary() -> String {
-    let rules = read("ane-rules.yaml");
+    let rules = read("advice/tables/ane-rules.yaml");
     let count = |severity: &str, word: &str| {
         rows(&rules).iter().filter(|rule| rule["severity"] == severity && standing(rule) == word).count().to_string()
     };
@@ -130,7 +130,7 @@ fn rules_summary() -> String {
 
 /// The rules about some part of a program, each with its evidence.
 fn rules(about: &[&str]) -> String {
-    let (rules, probes) = (read("ane-rules.yaml"), read("probes.yaml"));
+    let (rules, probes) = (read("advice/tables/ane-rules.yaml"), read("experiment/probes.yaml"));
     let mut out = String::new();
     for rule in rows(&rules).iter().filter(|rule| about.iter().any(|key| !rule["applies"][key].is_null())) {
         let id = text(rule, "id");
@@ -174,7 +174,7 @@ fn sourced(fact: &Json) -> String {
 }
 
 fn chips() -> String {
-    let chips = read("chips.yaml");
+    let chips = read("advice/tables/chips.yaml");
     let keys = ["bandwidth_gb_s", "memory_gb_s", "palette_gweights_s", "tflops", "call_ms", "most_width"];
     let row = |chip: &Json| {
         let facts = keys.iter().map(|key| sourced(fact(&chips, chip, key)));
@@ -195,7 +195,7 @@ fn chips() -> String {
 }
 
 fn weights_by_chip() -> String {
-    let chips = read("chips.yaml");
+    let chips = read("advice/tables/chips.yaml");
     let forms = ["int8_affine", "int8_blockwise", "blocks", "int4", "palette", "grouped_palette", "sparse"];
     let of = |row: &Json| -> Option<Vec<String>> {
         let weights = &row["weights"];
@@ -228,21 +228,21 @@ fn sources(sources: &Json) -> String {
 }
 
 fn chip_sources() -> String {
-    sources(&read("chips.yaml")["sources"])
+    sources(&read("advice/tables/chips.yaml")["sources"])
 }
 
 fn speed_sources() -> String {
-    sources(&read("speeds.yaml")["sources"])
+    sources(&read("advice/tables/speeds.yaml")["sources"])
 }
 
 fn systems() -> String {
-    let chips = read("chips.yaml");
+    let chips = read("advice/tables/chips.yaml");
     let row = |row: &Json| ["os", "chips", "defect", "remedy", "source"].map(|key| text(row, key)).to_vec();
     table(&["system", "seen on", "defect", "remedy", "source"], rows(&chips["systems"]).iter().map(row))
 }
 
 fn arithmetic() -> String {
-    let effects = read("ane-arithmetic.yaml");
+    let effects = read("advice/tables/ane-arithmetic.yaml");
     let row = |row: &Json| {
         let name = format!("`{}`", text(row, "effect"));
         std::iter::once(name).chain(["says", "chips", "ours", "source", "date"].map(|key| text(row, key))).collect()
@@ -254,7 +254,7 @@ fn arithmetic() -> String {
 }
 
 fn experiments() -> String {
-    let probes = read("probes.yaml");
+    let probes = read("experiment/probes.yaml");
     let row = |row: &Json| {
         let rules: Vec<String> = rows(&row["settles"]).iter().map(|settles| text(settles, "rule")).collect();
         vec![format!("`{}`", text(row, "id")), text(row, "asks"), text(row, "about"), rules.join(", ")]
@@ -263,7 +263,7 @@ fn experiments() -> String {
 }
 
 fn errors() -> String {
-    let errors = read("errors.yaml");
+    let errors = read("advice/tables/errors.yaml");
     let mut out = String::new();
     for row in rows(&errors) {
         let codes: Vec<String> = rows(&row["codes"]).iter().map(|code| format!("`{}`", plain(code))).collect();
@@ -279,7 +279,7 @@ fn errors() -> String {
 }
 
 fn thresholds() -> String {
-    let gates = read("gates.yaml");
+    let gates = read("validate/gates.yaml");
     let rows = gates.as_object().unwrap().iter().flat_map(|(gate, values)| {
         let values = values.as_object().unwrap().iter();
         values.map(move |(name, value)| vec![gate.clone(), format!("`{name}`"), plain(value).replace(", ", " to ")])
@@ -289,7 +289,7 @@ fn thresholds() -> String {
 
 /// The catalogue, and what the rules about operators say of each.
 fn ops() -> String {
-    let rules = read("ane-rules.yaml");
+    let rules = read("advice/tables/ane-rules.yaml");
     let said = |operator: &str| {
         let named = |rule: &&Json| {
             let applies = &rule["applies"];

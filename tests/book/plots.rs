@@ -1,4 +1,4 @@
-//! Plots of the book, drawn from tables: those of its pages, which other tests hold to measurements, and `validators/*.yaml`.
+//! Plots of the book, drawn from tables: those of its pages, which other tests hold to measurements, and `src/advice/tables/*.yaml`.
 
 use std::fmt::Write;
 
@@ -163,7 +163,7 @@ fn formats() -> String {
 
 /// What the Neural Engines of Macs read, and what their memories give, of `chips.yaml`.
 fn bandwidth() -> String {
-    let text = std::fs::read_to_string(repository("validators/chips.yaml")).unwrap();
+    let text = std::fs::read_to_string(repository("src/advice/tables/chips.yaml")).unwrap();
     let chips: Json = serde_yaml::from_str(&text).unwrap();
     let value = |chip: &Json, key: &str| chip[key]["value"].as_f64();
     let bars: Vec<(String, f64, Option<f64>)> = chips["chips"]

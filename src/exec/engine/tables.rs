@@ -1,5 +1,5 @@
 //! Activations by tables: 33 knots at equal distances, straight lines between them, asymptotes beyond
-//! (`validators/ane-arithmetic.yaml` has the sources).
+//! (`src/advice/tables/ane-arithmetic.yaml` has the sources).
 //!
 //! Published are the number of knots, the largest errors (tanh 0.0017, gelu 0.0059), the values at 0 (silu -0.001259, gelu
 //! -0.000543), and that softplus ends in 0. The ends of the tables are ours: those at which 33 knots give the published

@@ -1,13 +1,13 @@
 //! Conclusions from a report of experiments: evidence for and against rules, in the format of
-//! `validators/ane-rules.yaml`.
+//! `ane-rules.yaml`.
 
 use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::launch::{ProbeEntry, ProbeReport};
 use super::{Experiment, OutcomeKind, ProbeSize, Settles, experiments};
-use crate::rules::{Evidence, Says};
+use crate::launch::{ProbeEntry, ProbeReport};
+use anec_advice::rules::{Evidence, Says};
 
 /// Conclusion about a rule.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
@@ -130,7 +130,7 @@ fn evidence(report: &ProbeReport, experiment: &Experiment, entry: &ProbeEntry, s
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::ProbeOutcome;
+    use crate::ProbeOutcome;
     use anec_coreml::plan::Machine;
 
     fn report(cores: Option<u32>, outcomes: &[(&str, OutcomeKind, f64)]) -> ProbeReport {

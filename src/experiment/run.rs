@@ -6,9 +6,8 @@ use std::time::Instant;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::program::ProbeInput;
 use super::{Experiment, OutcomeKind, ProbeSize};
-use crate::residency::UNITS;
+use crate::program::ProbeInput;
 use anec_base::{FileError, Result};
 use anec_coreml::array::{Element, OwnedValues, StridedArray, Values};
 use anec_coreml::plan::{Device, Operation};
@@ -83,7 +82,7 @@ impl ProbeOutcome {
         let said = said.into();
         let text = said.to_lowercase();
         let named = |codes: Vec<String>| codes.into_iter().find(|code| text.contains(&code.to_lowercase()));
-        let codes = crate::rules::meaning(&said).into_iter().filter_map(|meaning| named(meaning.codes));
+        let codes = anec_advice::rules::meaning(&said).into_iter().filter_map(|meaning| named(meaning.codes));
         ProbeOutcome { kind: Some(kind), codes: codes.collect(), said: Some(said), ..ProbeOutcome::default() }
     }
 
@@ -116,7 +115,7 @@ pub fn run(engine: &impl Engine, experiment: &Experiment, size: ProbeSize, room:
         return Ok(outcome.refused(OutcomeKind::Refused, &error));
     }
     outcome.compile_ms = Some(milliseconds(begin));
-    match engine.plan(&compiled, UNITS) {
+    match engine.plan(&compiled, ComputeUnits::CpuAndNeuralEngine) {
         Ok(operations) => count(&operations, &mut outcome),
         Err(error) => return Ok(outcome.refused(OutcomeKind::Refused, &error)),
     }
@@ -127,7 +126,7 @@ pub fn run(engine: &impl Engine, experiment: &Experiment, size: ProbeSize, room:
     let half = execute(&function, Precision::F16, &inputs)?;
     let simulated = execute(&function, Precision::ANE, &inputs)?;
     let begin = Instant::now();
-    let found = match call(engine, &compiled, UNITS, &function, &inputs) {
+    let found = match call(engine, &compiled, ComputeUnits::CpuAndNeuralEngine, &function, &inputs) {
         Ok((numbers, call_ms)) => {
             outcome.load_ms = Some(milliseconds(begin));
             outcome.call_ms = call_ms;
@@ -302,7 +301,7 @@ fn error(found: &[f32], expected: &[f32]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::experiments;
+    use crate::experiments;
     use anec_mil::verify::verify;
     use anec_testing::fake::DoubleEngine;
 

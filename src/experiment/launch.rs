@@ -217,9 +217,9 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::experiment::import::import;
-    use crate::experiment::{experiments, run};
-    use crate::rules::Says;
+    use crate::import::import;
+    use crate::{experiments, run};
+    use anec_advice::rules::Says;
     use anec_coreml::plan::Device;
     use anec_testing::fake::{DoubleEngine, machine};
 

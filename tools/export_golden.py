@@ -4,9 +4,9 @@
 A golden is a safetensors file that the parity gate compares a bundle with. This one is *independent*: the graph that
 computed it is not ours. A porter runs this once per model, on any machine with torch and transformers:
 
-    python validators/export_golden.py --model Qwen/Qwen2.5-0.5B --prompt "The sea is" --out golden.safetensors
-    python validators/export_golden.py --model ./folder --tokens 1,2,3 --hidden --out golden.safetensors
-    python validators/export_golden.py --model ./folder --gguf-file model.gguf --text prompt.txt --greedy 64 --out g.safetensors
+    python tools/export_golden.py --model Qwen/Qwen2.5-0.5B --prompt "The sea is" --out golden.safetensors
+    python tools/export_golden.py --model ./folder --tokens 1,2,3 --hidden --out golden.safetensors
+    python tools/export_golden.py --model ./folder --gguf-file model.gguf --text prompt.txt --greedy 64 --out g.safetensors
 
 The file holds
 

@@ -1,4 +1,4 @@
-//! Predicted time of a call: the constants of `validators/speeds.yaml`, applied to a chip's facts.
+//! Predicted time of a call: the constants of `tables/speeds.yaml`, applied to a chip's facts.
 //!
 //! ```text
 //! t = max(weights / bandwidth + states, palettes / rate of palettes + states, products / rate of products) + call
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::chips::{Chip, ChipError, ChipTable};
 use anec_manifest::KvWrite;
 
-pub(crate) const SPEEDS: &str = include_str!("validators/speeds.yaml");
+pub(crate) const SPEEDS: &str = include_str!("tables/speeds.yaml");
 
 /// Constants of the model, calibrated by points.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -1,6 +1,6 @@
-//! Chips of `validators/chips.yaml`: published facts about their Neural Engines, with sources.
+//! Chips of `tables/chips.yaml`: published facts about their Neural Engines, with sources.
 
-use crate::data;
+use crate::tables;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
@@ -12,7 +12,7 @@ use anec_base::{Diagnostic, Fault};
 use anec_manifest::{Granularity, Int8Op, NumberFormat, WeightFormat};
 
 /// Part of the binary, so that predictions are the same everywhere.
-const CHIPS: &str = include_str!("validators/chips.yaml");
+const CHIPS: &str = include_str!("tables/chips.yaml");
 
 /// Table of chips.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -262,7 +262,7 @@ impl ChipTable {
     /// Built-in table.
     pub fn built_in() -> &'static ChipTable {
         static TABLE: LazyLock<ChipTable> =
-            LazyLock::new(|| ChipTable::parse(CHIPS).expect("validators/chips.yaml is part of the binary and tested"));
+            LazyLock::new(|| ChipTable::parse(CHIPS).expect("tables/chips.yaml is part of the binary and tested"));
         &TABLE
     }
 
@@ -271,7 +271,7 @@ impl ChipTable {
     /// # Errors
     /// If the text isn't a table, or a fact is invalid.
     pub fn parse(text: &str) -> Result<ChipTable, ChipError> {
-        let mut table: ChipTable = data::parse(text).map_err(ChipError::Syntax)?;
+        let mut table: ChipTable = tables::parse(text).map_err(ChipError::Syntax)?;
         let wrong = |place: &str, problem: String| ChipError::Fact { place: place.to_owned(), problem };
         for (name, source) in &table.sources {
             let digits: Vec<&str> = source.date.split('-').collect();

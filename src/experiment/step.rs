@@ -1,6 +1,6 @@
 //! Steps of an experiment's program: ops on the results of its projections.
 
-use super::program::{ProbeStep, ProgramSpec};
+use crate::program::{ProbeStep, ProgramSpec};
 use anec_mil::{Constant, Dim, FunctionBuilder, ValueId};
 
 impl ProgramSpec {

@@ -1,11 +1,11 @@
-//! Effects of `validators/ane-arithmetic.yaml`: published properties of the Neural Engine's arithmetic, which the
+//! Effects of `tables/ane-arithmetic.yaml`: published properties of the Neural Engine's arithmetic, which the
 //! executor simulates.
 
-use crate::data;
+use crate::tables;
 use serde::Deserialize;
 
 /// Part of the binary, so that a simulation can always name its sources.
-const EFFECTS: &str = include_str!("validators/ane-arithmetic.yaml");
+const EFFECTS: &str = include_str!("tables/ane-arithmetic.yaml");
 
 /// Published facts about one effect.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -28,7 +28,7 @@ pub struct PublishedEffect {
 /// All effects that the executor simulates, with their sources.
 #[allow(clippy::expect_used, reason = "a test reads the file that is built in")]
 pub fn published_effects() -> Vec<PublishedEffect> {
-    data::built_in("ane-arithmetic.yaml", EFFECTS)
+    tables::built_in("src/advice/tables/ane-arithmetic.yaml", EFFECTS)
 }
 
 #[cfg(test)]

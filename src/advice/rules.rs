@@ -1,6 +1,6 @@
-//! Rules of `validators/ane-rules.yaml` and error codes of `validators/errors.yaml`.
+//! Rules of `tables/ane-rules.yaml` and error codes of `tables/errors.yaml`.
 
-use crate::data;
+use crate::tables;
 use std::sync::LazyLock;
 
 use schemars::JsonSchema;
@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::chips::ChipTarget;
 
 /// Part of the binary, so that forecasts are the same everywhere.
-const RULES: &str = include_str!("validators/ane-rules.yaml");
-const ERRORS: &str = include_str!("validators/errors.yaml");
+const RULES: &str = include_str!("tables/ane-rules.yaml");
+const ERRORS: &str = include_str!("tables/errors.yaml");
 
 /// Known reason why a program leaves the Neural Engine, or is slow on it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -239,13 +239,13 @@ pub struct Meaning {
 
 /// All rules.
 pub fn rules() -> Vec<Rule> {
-    static PARSED: LazyLock<Vec<Rule>> = LazyLock::new(|| data::built_in("ane-rules.yaml", RULES));
+    static PARSED: LazyLock<Vec<Rule>> = LazyLock::new(|| tables::built_in("src/advice/tables/ane-rules.yaml", RULES));
     PARSED.clone()
 }
 
 /// Meanings of all codes.
 pub fn meanings() -> Vec<Meaning> {
-    data::built_in("errors.yaml", ERRORS)
+    tables::built_in("src/advice/tables/errors.yaml", ERRORS)
 }
 
 /// Returns the meaning of a code or message: the entry with exactly this code, otherwise all entries of which a code

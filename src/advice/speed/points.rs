@@ -1,4 +1,4 @@
-//! Published speed measurements of `validators/speeds.yaml`. Half of them calibrate the model, the other half judges
+//! Published speed measurements of `tables/speeds.yaml`. Half of them calibrate the model, the other half judges
 //! it.
 
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{CallWork, ChipRates, SPEEDS, SpeedModel};
 use crate::chips::{ChipError, ChipTable, FactSource};
-use crate::data;
+use crate::tables;
 use anec_manifest::KvWrite;
 
 /// Constants of the model, and the points behind them.
@@ -104,7 +104,8 @@ impl SpeedPoint {
 impl SpeedPoints {
     /// Built-in points.
     pub fn built_in() -> &'static SpeedPoints {
-        static POINTS: LazyLock<SpeedPoints> = LazyLock::new(|| data::built_in("speeds.yaml", SPEEDS));
+        static POINTS: LazyLock<SpeedPoints> =
+            LazyLock::new(|| tables::built_in("src/advice/tables/speeds.yaml", SPEEDS));
         &POINTS
     }
 
@@ -183,7 +184,7 @@ mod tests {
     #[test]
     fn the_numbers_of_the_model_are_those_of_the_calibrating_points() {
         let all = SpeedPoints::built_in();
-        assert_eq!(all.model, fit(&all.halves()[0]), "write these into validators/speeds.yaml");
+        assert_eq!(all.model, fit(&all.halves()[0]), "write these into src/advice/tables/speeds.yaml");
     }
 
     /// Tolerated relative error of a prediction.

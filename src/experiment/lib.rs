@@ -1,5 +1,10 @@
-//! Device experiments of `validators/probes.yaml`. Each is a small program that settles a contested rule, or checks a
+//! Device experiments of `probes.yaml`. Each is a small program that settles a contested rule, or checks a
 //! published risk on this machine.
+//!
+//! ```
+//! let experiments = anec_experiment::experiments();
+//! assert!(experiments.iter().any(|experiment| !experiment.settles.is_empty()));
+//! ```
 //!
 //! | module | holds |
 //! |---|---|
@@ -7,16 +12,20 @@
 //! | [`run`](mod@run) | one experiment on Core ML: compile, plan, load, call, compare |
 //! | [`launch`](mod@launch) | all of them, each in a process of its own with a time limit; the file that comes out |
 //! | [`import`](mod@import) | what such a file says of the rules |
+//! | [`probe`] | small programs for the self-test of a Mac |
+
+#![forbid(unsafe_code)]
 
 pub mod import;
 pub mod launch;
+pub mod probe;
 pub mod program;
 pub mod run;
 mod step;
 
-use crate::data;
 use std::sync::LazyLock;
 
+use anec_advice::tables;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +34,7 @@ pub use launch::{ProbeReport, launch};
 pub use program::ProgramSpec;
 pub use run::{ProbeOutcome, run};
 
-const PROBES: &str = include_str!("validators/probes.yaml");
+const PROBES: &str = include_str!("probes.yaml");
 
 /// Experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -135,7 +144,7 @@ struct Probes {
 /// All experiments.
 pub fn experiments() -> &'static [Experiment] {
     static PARSED: LazyLock<Vec<Experiment>> = LazyLock::new(|| {
-        let probes: Probes = data::built_in("probes.yaml", PROBES);
+        let probes: Probes = tables::built_in("src/experiment/probes.yaml", PROBES);
         probes.experiments
     });
     &PARSED
@@ -146,7 +155,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::rules::{Says, rules};
+    use anec_advice::rules::{Says, rules};
 
     #[test]
     fn every_contested_rule_and_every_risk_has_an_experiment() {

@@ -1,0 +1,38 @@
+//! Advice about the Neural Engine: which chips there are, what keeps a program off them, how fast a conversion would be,
+//! and which form of a model is fastest. All of it is prediction from published sources, and none of it is proof.
+//!
+//! ```
+//! use anec_advice::ChipTable;
+//!
+//! let target = ChipTable::built_in().target("m4-max@26")?;
+//! assert_eq!(target.os, Some(26));
+//! assert!(target.chip.bandwidth_gb_s.is_some());
+//! # Ok::<(), anec_base::Error>(())
+//! ```
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`chips`] | `tables/chips.yaml`: published facts about chips |
+//! | [`rules`] | `tables/ane-rules.yaml` and `tables/errors.yaml`: what keeps a program off the Neural Engine, what errors mean |
+//! | [`forecast`](mod@forecast) | the rules applied to a program |
+//! | [`speed`] | predicted time of a call, and `tables/speeds.yaml`, the measurements behind it |
+//! | [`predict`](mod@predict) | predicted speed, memory and first load of a conversion on a chip |
+//! | [`search`](mod@search) | the manifest with the least predicted time |
+//! | [`arithmetic`] | `tables/ane-arithmetic.yaml`: published properties of the Neural Engine's arithmetic |
+//! | [`tables`] | reading built-in tables |
+
+#![forbid(unsafe_code)]
+
+pub mod arithmetic;
+pub mod chips;
+pub mod forecast;
+pub mod predict;
+pub mod rules;
+pub mod search;
+pub mod speed;
+pub mod tables;
+
+pub use chips::{Chip, ChipTable};
+pub use forecast::forecast;
+pub use predict::predict;
+pub use search::search;
