@@ -312,6 +312,43 @@ mod tests {
         assert!(named("dynamic-shapes-27", "m4") && named("rank-above-5", "m4@26"));
     }
 
+    /// Whether a JSON Schema has a property, by its path `a.b`.
+    fn has_property(root: &serde_json::Value, schema: &serde_json::Value, path: &[&str]) -> bool {
+        let Some((first, rest)) = path.split_first() else { return true };
+        if let Some(name) = schema["$ref"].as_str() {
+            return has_property(root, root.pointer(name.trim_start_matches('#')).unwrap(), path);
+        }
+        let alternatives = ["anyOf", "oneOf", "allOf"].into_iter().filter_map(|key| schema[key].as_array()).flatten();
+        schema["properties"].get(first).is_some_and(|property| has_property(root, property, rest))
+            || alternatives.into_iter().any(|alternative| has_property(root, alternative, path))
+    }
+
+    #[test]
+    fn remedies_name_keys_that_exist() {
+        let schema = anec_manifest::schema();
+        let rules = rules().into_iter().map(|rule| (rule.id, rule.remedy));
+        let systems = crate::ChipTable::built_in().systems.iter();
+        let systems = systems.map(|system| (system.os.clone(), system.remedy.clone()));
+        let codes = meanings().into_iter().map(|meaning| (meaning.codes[0].clone(), meaning.next));
+        let mut checked = 0;
+        for (place, remedy) in rules.chain(systems).chain(codes) {
+            for span in remedy.split('`').skip(1).step_by(2) {
+                if let Some((key, value)) = span.split_once(": ") {
+                    let manifest = anec_manifest::Manifest::from_yaml("", &place, &[format!("{key}={value}")]);
+                    assert!(manifest.is_ok(), "{place}: `{span}`: {}", manifest.unwrap_err());
+                } else if !span.contains(' ') && !span.starts_with("--") {
+                    let path: Vec<&str> = span.split('.').collect();
+                    assert!(has_property(&schema, &schema, &path), "{place}: a manifest has no key `{span}`");
+                } else {
+                    continue;
+                }
+                checked += 1;
+            }
+        }
+        assert!(checked > 30, "{checked} keys");
+        assert!(!has_property(&schema, &schema, &["lm_head", "pieces"]));
+    }
+
     #[test]
     fn rules_name_operators_and_types_that_exist() {
         let known: BTreeSet<&str> = anec_mil::catalogue::table().iter().map(|spec| spec.name).collect();
