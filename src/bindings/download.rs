@@ -1,4 +1,4 @@
-//! What an app that downloads bundles itself needs to know of a file.
+//! Verification of downloaded files, for apps that download bundles themselves.
 
 use std::path::Path;
 
@@ -6,11 +6,11 @@ use anec::base::{ContentDigest, Error, FileError};
 
 use super::error::AnecError;
 
-/// Whether a file's content has a digest that `bundle.json` names: `blake3:` or `sha256:` and hexadecimal digits, or the
-/// digits of a SHA-256 alone, as up to schema version 2. The file is read piece by piece, whatever its size.
+/// Returns whether a file's content has a digest of `bundle.json`: `blake3:` or `sha256:` and hexadecimal digits, or
+/// the digits of a SHA-256 alone, as up to schema version 2. The file is streamed, whatever its size.
 ///
 /// # Errors
-/// When the text is no digest, or the file can't be read.
+/// If the text is no digest, or the file can't be read.
 #[uniffi::export]
 pub fn file_has_digest(path: String, digest: String) -> Result<bool, AnecError> {
     let expected = ContentDigest::try_from(digest)

@@ -1,64 +1,64 @@
-//! Errors, by what an app can do about them.
+//! Errors, grouped by what an app can do about them.
 
 use anec::base::{Error, Fault};
 use anec::runtime::RuntimeError;
 
-/// What went wrong, and what helps.
+/// Error with its remedy.
 #[derive(Debug, thiserror::Error, uniffi::Error)]
 #[non_exhaustive]
 pub enum AnecError {
-    /// There is no bundle in the folder.
+    /// Folder without a bundle.
     #[error("{message}")]
     NoBundle {
-        /// What is wrong, and where.
+        /// Description of the problem and its place.
         message: String,
-        /// What helps; empty if the message says it.
+        /// Remedy; empty if the message contains it.
         help: String,
     },
-    /// A file of the bundle is damaged, or of another version: get the bundle again.
+    /// Damaged bundle file, or one of another version: get the bundle again.
     #[error("{message}")]
     DamagedBundle {
-        /// What is wrong, and where.
+        /// Description of the problem and its place.
         message: String,
-        /// What helps; empty if the message says it.
+        /// Remedy; empty if the message contains it.
         help: String,
     },
-    /// The model isn't for this: it continues no texts, gives no vectors or has no labels, tokenizer or chat template.
+    /// Ability that the model lacks: text generation, embeddings, labels, a tokenizer or a chat template.
     #[error("{message}")]
     OtherTask {
-        /// What is wrong, and where.
+        /// Description of the problem and its place.
         message: String,
-        /// What helps; empty if the message says it.
+        /// Remedy; empty if the message contains it.
         help: String,
     },
-    /// The text doesn't fit into the context.
+    /// Text that exceeds the context.
     #[error("{message}")]
     TextTooLong {
-        /// What is wrong, and where.
+        /// Description of the problem and its place.
         message: String,
-        /// What helps; empty if the message says it.
+        /// Remedy; empty if the message contains it.
         help: String,
     },
-    /// An argument is wrong: an option is out of its range, a grammar can't be read.
+    /// Invalid argument: an option out of range, a grammar that can't be parsed.
     #[error("{message}")]
     WrongArgument {
-        /// What is wrong, and where.
+        /// Description of the problem and its place.
         message: String,
-        /// What helps; empty if the message says it.
+        /// Remedy; empty if the message contains it.
         help: String,
     },
-    /// The system refused: there is no Core ML, no memory, no room on the disk.
+    /// Refusal of the system: no Core ML, no memory, no disk space.
     #[error("{message}")]
     System {
-        /// What is wrong, and where.
+        /// Description of the problem and its place.
         message: String,
-        /// What helps; empty if the message says it.
+        /// Remedy; empty if the message contains it.
         help: String,
     },
-    /// A listener of the app failed.
+    /// Failure of an app's listener.
     #[error("the app's listener failed: {message}")]
     Listener {
-        /// What the listener's language says of it.
+        /// Message of the listener's language.
         message: String,
     },
 }

@@ -1,5 +1,5 @@
-//! Bundles in apps. The functions and types of this crate are those of the Swift and the Python module: UniFFI generates
-//! both from them, comments included.
+//! Bundles in apps. UniFFI generates the Swift and the Python module from the functions, types and comments of this
+//! crate.
 //!
 //! ```
 //! use anec_bindings::AnecModel;
@@ -17,12 +17,12 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `model` | a bundle that is opened, its first load, vectors and redaction |
-//! | `session` | texts that are continued: options, pieces as they come, cancelling |
-//! | `download` | whether a file is what `bundle.json` says, for apps that download bundles themselves |
-//! | `error` | what can go wrong, by what an app does about it |
+//! | `model` | opened bundle, its first load, embeddings and redaction |
+//! | `session` | text generation: options, streaming, cancellation |
+//! | `download` | verification of downloaded files |
+//! | `error` | errors, grouped by what an app can do |
 //!
-//! Nothing here computes: it is the library `anec` without its converter, server and command line.
+//! This crate computes nothing: it wraps the library `anec` without its converter, server and command line.
 
 mod download;
 mod error;

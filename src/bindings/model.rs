@@ -1,4 +1,4 @@
-//! A bundle that is opened.
+//! Opened bundle.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use anec::runtime::{CpuOptions, Embedder, LoadedModel, Tokenizer, coreml};
 use super::error::AnecError;
 use super::session::AnecSession;
 
-/// What computes.
+/// Compute units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, uniffi::Enum)]
 pub enum AnecUnits {
     /// Core ML with the Neural Engine and the CPU, never the GPU: macOS 15, iOS 18 and later.
@@ -22,14 +22,14 @@ pub enum AnecUnits {
     Gpu,
     /// Core ML with the CPU alone.
     CoreMlCpu,
-    /// Core ML with whatever it likes best.
+    /// Core ML with the units of its choice.
     Any,
-    /// anec's own CPU executor, on any system.
+    /// CPU executor of anec, on any system.
     Executor,
 }
 
 impl AnecUnits {
-    /// Those of Core ML; none for the executor.
+    /// Returns Core ML's units; `None` for the executor.
     fn core_ml(self) -> Option<ComputeUnits> {
         match self {
             AnecUnits::NeuralEngine => Some(ComputeUnits::CpuAndNeuralEngine),
@@ -40,76 +40,76 @@ impl AnecUnits {
         }
     }
 
-    /// The Neural Engine where there can be one.
+    /// Returns the Neural Engine on Apple's systems, the executor elsewhere.
     fn of_this_system() -> Self {
         if cfg!(target_vendor = "apple") { AnecUnits::NeuralEngine } else { AnecUnits::Executor }
     }
 }
 
-/// What a bundle says of itself.
+/// Facts about a bundle.
 #[derive(Clone, Debug, PartialEq, uniffi::Record)]
 pub struct AnecModelInfo {
-    /// Its name.
+    /// Name of the bundle.
     pub name: String,
-    /// The model's family, for example `qwen3`.
+    /// Model family, for example `qwen3`.
     pub family: String,
-    /// What it is for: `text_generation`, `token_classification`, `text_embedding`, `sequence_classification`.
+    /// Task: `text_generation`, `token_classification`, `text_embedding`, `sequence_classification`.
     pub task: String,
-    /// Tokens of a text, at most: prompt and continuation.
+    /// Maximum number of tokens of a text, prompt and continuation.
     pub context: u64,
-    /// Numbers of a text's vector; 0 where the model gives none.
+    /// Dimensions of an embedding; 0 where the model gives none.
     pub dimensions: u64,
-    /// Bytes of weights in all packages.
+    /// Size of all packages' weights in bytes.
     pub weight_bytes: u64,
-    /// What computes.
+    /// Compute units.
     pub units: AnecUnits,
 }
 
-/// How long a first load takes. A range of what others published of several devices, not a measurement of this one: later
-/// loads take what the system cached and are much shorter.
+/// Duration of a first load: a range of published values of several devices, not a measurement of this one. Later loads
+/// use the system's cache and are much shorter.
 #[derive(Clone, Debug, PartialEq, uniffi::Record)]
 pub struct PrewarmEstimate {
-    /// Functions that are loaded, one after the other.
+    /// Number of functions, loaded one after the other.
     pub functions: u64,
-    /// Bytes of their weights.
+    /// Size of their weights in bytes.
     pub weight_bytes: u64,
-    /// Seconds, at least.
+    /// Minimum number of seconds.
     pub least_seconds: f64,
-    /// Seconds, at most.
+    /// Maximum number of seconds.
     pub most_seconds: f64,
 }
 
-/// Is told how far a first load is.
+/// Listener for the progress of a first load.
 #[uniffi::export(with_foreign)]
 pub trait PrewarmListener: Send + Sync {
-    /// So many functions are loaded, of so many.
+    /// Receives the numbers of loaded and of all functions.
     ///
     /// # Errors
-    /// When the app's code fails: the load goes on, the error is given when it is over.
+    /// If the app's code fails: loading continues, and the error is returned afterwards.
     fn on_progress(&self, done: u64, total: u64) -> Result<(), AnecError>;
 }
 
-/// A span that was found in a text.
+/// Labelled span of a text.
 #[derive(Clone, Debug, PartialEq, Eq, uniffi::Record)]
 pub struct LabelledSpan {
-    /// Its kind, for example `private_person`.
+    /// Kind of the span, for example `private_person`.
     pub label: String,
-    /// Where it begins, in bytes of the text as UTF-8.
+    /// Start offset in bytes of the text as UTF-8.
     pub start: u64,
-    /// Where it ends.
+    /// End offset in bytes.
     pub end: u64,
 }
 
-/// A text without its private spans.
+/// Text without its private spans.
 #[derive(Clone, Debug, PartialEq, Eq, uniffi::Record)]
 pub struct RedactedText {
-    /// The text, with `<KIND>` in place of each span.
+    /// Text with `<KIND>` in place of each span.
     pub text: String,
-    /// The spans, in order.
+    /// Spans, in order.
     pub spans: Vec<LabelledSpan>,
 }
 
-/// A bundle, ready to run. It can be used by several threads; sessions share its weights.
+/// Bundle, ready to run. Several threads can use it; sessions share its weights.
 #[derive(uniffi::Object)]
 pub struct AnecModel {
     model: Model,
@@ -124,7 +124,7 @@ impl AnecModel {
     fn tokenizer(&self) -> Result<Arc<Tokenizer>, AnecError> {
         match self.model.tokenizer() {
             Some(tokenizer) => Ok(tokenizer.clone()),
-            // says why there is none
+            // returns the error why there is none
             None => Ok(Arc::new(
                 Tokenizer::of(self.model.bundle(), self.loaded().folder()).map_err(anec::base::Error::from)?,
             )),
@@ -134,13 +134,13 @@ impl AnecModel {
 
 #[uniffi::export]
 impl AnecModel {
-    /// Opens the bundle in a folder. Weights aren't read yet: the first text does it, or `prewarm`.
+    /// Opens the bundle in a folder. Weights are loaded by the first text or by `prewarm`.
     ///
-    /// Without `units` it is the Neural Engine on systems of Apple's, and the executor elsewhere. `max_memory_bytes` limits the weights in
-    /// memory: functions that were needed longest ago are let go for others.
+    /// Without `units`, Apple's systems use the Neural Engine and others the executor. `max_memory_bytes` limits the
+    /// weights in memory; the least recently used functions are evicted.
     ///
     /// # Errors
-    /// When there is no bundle, it contradicts itself, there is no Core ML, or a function has more weights than the limit.
+    /// If there is no bundle, it contradicts itself, there is no Core ML, or a function's weights exceed the limit.
     #[uniffi::constructor(default(units = None, max_memory_bytes = None))]
     pub fn open(path: String, units: Option<AnecUnits>, max_memory_bytes: Option<u64>) -> Result<Arc<Self>, AnecError> {
         let units = units.unwrap_or_else(AnecUnits::of_this_system);
@@ -154,7 +154,7 @@ impl AnecModel {
         Ok(Arc::new(AnecModel { model: Model::new(loaded)?, units }))
     }
 
-    /// What the bundle says of itself.
+    /// Returns facts about the bundle.
     pub fn info(&self) -> AnecModelInfo {
         let bundle = self.model.bundle();
         let task = match bundle.model.task {
@@ -174,8 +174,8 @@ impl AnecModel {
         }
     }
 
-    /// How long `prewarm` takes on a device that has never loaded this bundle; nothing for the
-    /// executor, which only maps files.
+    /// Returns the duration of `prewarm` on a device that has never loaded this bundle; `None` for the executor, which
+    /// only maps files.
     pub fn prewarm_estimate(&self) -> Option<PrewarmEstimate> {
         self.units.core_ml()?;
         let load = self.loaded().first_load();
@@ -188,11 +188,12 @@ impl AnecModel {
         })
     }
 
-    /// Loads what a text begins with, one function after the other: on a phone the compiler of the Neural Engine ends apps that
-    /// load several at once. Takes seconds to minutes the first time; call it on a thread that may wait.
+    /// Loads the functions that a text begins with, one after the other, because on a phone the Neural Engine's
+    /// compiler ends apps that load several at once. Takes seconds to minutes the first time; call it on a background
+    /// thread.
     ///
     /// # Errors
-    /// When a function can't be loaded, or the listener fails.
+    /// If a function can't be loaded, or the listener fails.
     #[uniffi::method(default(listener = None))]
     pub fn prewarm(&self, listener: Option<Arc<dyn PrewarmListener>>) -> Result<(), AnecError> {
         let mut heard = Ok(());
@@ -209,19 +210,19 @@ impl AnecModel {
         Arc::new(AnecSession::new(self.model.session()))
     }
 
-    /// Tokens of a text.
+    /// Returns the number of tokens of a text.
     ///
     /// # Errors
-    /// When the bundle has no tokenizer.
+    /// If the bundle has no tokenizer.
     pub fn count_tokens(&self, text: String) -> Result<u64, AnecError> {
         let tokens = self.tokenizer()?.encode_literal(&text).map_err(anec::base::Error::from)?;
         Ok(tokens.len() as u64)
     }
 
-    /// The vectors of texts.
+    /// Returns the embeddings of texts.
     ///
     /// # Errors
-    /// When the model gives none, or a text is empty or too long.
+    /// If the model gives none, or a text is empty or too long.
     pub fn embed(&self, texts: Vec<String>) -> Result<Vec<Vec<f32>>, AnecError> {
         let embedder = Embedder::new(self.loaded(), None)?;
         let tokenizer = self.tokenizer()?;
@@ -231,11 +232,11 @@ impl AnecModel {
         Ok(texts.iter().map(vector).collect::<anec::base::Result<_>>()?)
     }
 
-    /// Takes private spans out of a text of any length: in place of each stands its kind, `<PRIVATE_PERSON>`. `kinds` are those
-    /// that are taken out; all if empty.
+    /// Removes private spans from a text of any length: each is replaced by its kind, `<PRIVATE_PERSON>`. `kinds`
+    /// selects the kinds; all if empty.
     ///
     /// # Errors
-    /// When the model doesn't label tokens in spans, or has none of these kinds.
+    /// If the model doesn't label spans, or has none of these kinds.
     #[uniffi::method(default(kinds = []))]
     pub fn redact(&self, text: String, kinds: Vec<String>) -> Result<RedactedText, AnecError> {
         let mut redactor = Redactor::new(self.loaded(), &kinds, Biases::default(), None)?;
@@ -254,7 +255,7 @@ impl AnecModel {
         };
         redactor.push(text.as_bytes(), &mut sink)?;
         redactor.finish(&mut sink)?;
-        // spans may begin or end within a character: bytes of a token
+        // spans may begin or end within a character, because tokens are bytes
         Ok(RedactedText { text: String::from_utf8_lossy(&kept).into_owned(), spans })
     }
 }

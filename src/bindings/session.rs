@@ -1,4 +1,4 @@
-//! Texts that are continued.
+//! Text generation.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,75 +10,75 @@ use anec::{GenerateOptions, Grammar, Prompt, Sampling, Session};
 
 use super::error::AnecError;
 
-/// Tokens of a prompt that are computed before a cancellation is looked for.
+/// Number of prompt tokens between two checks for cancellation.
 const PROMPT_CHUNK: usize = 256;
 
-/// A message of a chat.
+/// Message of a chat.
 #[derive(Clone, Debug, PartialEq, Eq, uniffi::Record)]
 pub struct ChatTurn {
-    /// Who speaks: `system`, `user`, `assistant`.
+    /// Role of the speaker: `system`, `user`, `assistant`.
     pub role: String,
-    /// What is said.
+    /// Text of the message.
     pub content: String,
 }
 
-/// What a text has to be.
+/// Form of a generated text.
 #[derive(Clone, Debug, PartialEq, Eq, uniffi::Enum)]
 pub enum TextForm {
-    /// JSON by a JSON Schema.
+    /// JSON that satisfies a JSON Schema.
     JsonSchema {
-        /// The schema, as JSON.
+        /// Schema as JSON.
         schema: String,
     },
-    /// A text that a regular expression matches as a whole.
+    /// Text that a regular expression matches as a whole.
     Regex {
-        /// The expression.
+        /// Regular expression.
         pattern: String,
     },
-    /// A text by a grammar.
+    /// Text of a grammar.
     Lark {
-        /// The grammar in Lark's form, as llguidance extends it.
+        /// Grammar in llguidance's variant of Lark.
         grammar: String,
     },
 }
 
-/// How a text is continued. Without a change, the most likely token is taken each time.
+/// Options of text generation. The defaults choose the most likely token each time.
 #[derive(Clone, Debug, PartialEq, uniffi::Record)]
 pub struct TextOptions {
-    /// Most tokens to add.
+    /// Maximum number of generated tokens.
     #[uniffi(default = 128)]
     pub max_tokens: u32,
-    /// 0 takes the most likely token; higher is bolder.
+    /// Sampling temperature; 0 takes the most likely token.
     #[uniffi(default = 0.0)]
     pub temperature: f32,
-    /// Only this many most likely tokens; 0 for all.
+    /// Number of most likely tokens to keep; 0 for all.
     #[uniffi(default = 0)]
     pub top_k: u32,
-    /// Only the most likely tokens that together have this probability.
+    /// Total probability of the most likely tokens to keep.
     #[uniffi(default = 1.0)]
     pub top_p: f32,
-    /// Only tokens with at least this share of the most likely one's probability.
+    /// Minimum probability of a token relative to the most likely one.
     #[uniffi(default = 0.0)]
     pub min_p: f32,
-    /// Makes tokens that the prompt or the text has less likely; 1 for not.
+    /// Penalty factor for tokens of the prompt or the text; 1 for none.
     #[uniffi(default = 1.0)]
     pub repetition_penalty: f32,
-    /// Taken off the logit of tokens that the text has.
+    /// Amount subtracted from the logit of tokens in the text.
     #[uniffi(default = 0.0)]
     pub presence_penalty: f32,
-    /// Taken off the logit of a token for each time that the text has it.
+    /// Amount subtracted from the logit of a token for each occurrence in the text.
     #[uniffi(default = 0.0)]
     pub frequency_penalty: f32,
-    /// Equal seeds give equal texts.
+    /// Seed; equal seeds give equal texts.
     #[uniffi(default = 0)]
     pub seed: u64,
     /// Strings before which the text ends.
     #[uniffi(default = [])]
     pub stops: Vec<String>,
-    /// What the text has to be.
+    /// Form of the text.
     #[uniffi(default = None)]
     pub form: Option<TextForm>,
-    /// Most tokens that are guessed from the text's past and checked in one call. The text is the same either way.
+    /// Maximum number of tokens drafted from the text's past and verified in one call. The text is the same either way.
     #[uniffi(default = 0)]
     pub speculation: u32,
 }
@@ -110,51 +110,51 @@ impl TextOptions {
     }
 }
 
-/// Why a text ended.
+/// Reason why a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, uniffi::Enum)]
 pub enum TextEnd {
-    /// The model ended it, a stop string came, or its form is complete.
+    /// End token, stop string, or completed form.
     Stop,
-    /// It has as many tokens as were asked for.
+    /// Maximum number of tokens.
     Length,
-    /// The context is full.
+    /// Full context.
     Context,
-    /// It was cancelled, or the listener wanted no more.
+    /// Cancellation, or a listener that wanted no more.
     Cancelled,
 }
 
-/// A text that was written.
+/// Generated text.
 #[derive(Clone, Debug, PartialEq, uniffi::Record)]
 pub struct GeneratedText {
-    /// The text.
+    /// Text without the prompt.
     pub text: String,
-    /// Its tokens.
+    /// Token ids.
     pub tokens: Vec<u32>,
-    /// Why it ended.
+    /// Reason why the text ended.
     pub end: TextEnd,
-    /// Tokens of the prompt that the session knew already.
+    /// Number of prompt tokens that the session already held.
     pub cached_tokens: u64,
-    /// Milliseconds until the first token.
+    /// Time to first token in milliseconds.
     pub first_token_ms: f64,
-    /// Tokens of the prompt per second, of those that had to be computed.
+    /// Prefill throughput in tokens per second, of computed tokens.
     pub prompt_tokens_per_second: f64,
-    /// Tokens per second after the first.
+    /// Decode throughput in tokens per second, after the first token.
     pub tokens_per_second: f64,
 }
 
-/// Is given a text while it is written.
+/// Listener for a text while it is generated.
 #[uniffi::export(with_foreign)]
 pub trait TextListener: Send + Sync {
-    /// The next piece, which never cuts a character. Gives whether more is wanted. It runs on the thread that called, between
-    /// two tokens: `cancel` may be called in it, another text may not.
+    /// Receives the next piece, which never splits a character; returns whether more is wanted. Runs on the calling
+    /// thread between two tokens: it may call `cancel`, but not generate another text.
     ///
     /// # Errors
-    /// When the app's code fails: the text ends.
+    /// If the app's code fails: the text ends.
     fn on_text(&self, piece: String) -> Result<bool, AnecError>;
 }
 
-/// A text, or a chat, on its way through a model. It keeps what it computed: a prompt that begins as the text before did goes
-/// on from there. One text at a time; a second thread waits.
+/// Text or chat with its states. A prompt with the same beginning as the previous text reuses its states. One text at a
+/// time; other threads wait.
 #[derive(uniffi::Object)]
 pub struct AnecSession {
     session: Mutex<Session>,
@@ -174,7 +174,7 @@ impl AnecSession {
     ) -> Result<GeneratedText, AnecError> {
         let options = options.generate_options()?;
         let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
-        // what was cancelled is the text before
+        // a cancellation applies to the previous text
         self.cancelled.store(false, Ordering::Relaxed);
         let mut pieces = session.generate(prompt, &options)?;
         let (mut text, mut wanted) = (String::new(), true);
@@ -208,11 +208,11 @@ impl AnecSession {
 
 #[uniffi::export]
 impl AnecSession {
-    /// Continues a prompt. It waits until the text is written; the listener gets it as it comes. Special tokens that are written
-    /// out in the prompt are letters like all others.
+    /// Continues a prompt and returns when the text is complete; the listener receives it as it comes. Special tokens
+    /// spelled out in the prompt are plain text.
     ///
     /// # Errors
-    /// When the prompt is empty or doesn't fit, an option is wrong, a function or the listener fails.
+    /// If the prompt is empty or doesn't fit, an option is wrong, a function or the listener fails.
     #[uniffi::method(default(listener = None))]
     pub fn generate(
         &self,
@@ -223,11 +223,11 @@ impl AnecSession {
         self.write(Prompt::Text(prompt), options, listener)
     }
 
-    /// Answers the last message of a chat, put into words by the model's template. Give all messages each time: those that the
-    /// session knows aren't computed again.
+    /// Answers the last message of a chat with the model's chat template. Pass all messages each time; known ones
+    /// aren't computed again.
     ///
     /// # Errors
-    /// As `generate`, and when the model has no chat template.
+    /// Returns any error of `generate`; also if the model has no chat template.
     #[uniffi::method(default(listener = None))]
     pub fn chat(
         &self,
@@ -239,8 +239,7 @@ impl AnecSession {
         self.write(Prompt::Chat(messages), options, listener)
     }
 
-    /// Ends the text that is being written, from any thread: after the token that is being computed, or the part of the prompt.
-    /// Without one it does nothing.
+    /// Ends the current text, from any thread, after the current token or part of the prompt. Does nothing without one.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
     }

@@ -1,9 +1,9 @@
-//! Elements of arrays whose rows may be padded: Core ML chooses the strides of what it gives.
+//! Elements of arrays with padded rows: Core ML chooses the strides of its outputs.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-/// The element type of an array.
+/// Element type of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element {
     /// 16-bit floating point.
@@ -15,7 +15,7 @@ pub enum Element {
 }
 
 impl Element {
-    /// Bytes of one element.
+    /// Returns the size of an element in bytes.
     pub fn size(self) -> usize {
         match self {
             Element::F16 => 2,
@@ -24,24 +24,24 @@ impl Element {
     }
 }
 
-/// An input or output of a function at one shape.
+/// Input or output of a function at one shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StridedArray {
-    /// Its name.
+    /// Name of the array.
     pub name: String,
-    /// The element type.
+    /// Element type.
     pub element: Element,
     /// Sizes, outermost first.
     pub shape: Vec<usize>,
 }
 
 impl StridedArray {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn count(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Elements from one index to the next in each dimension, where rows aren't padded.
+    /// Returns the strides of a contiguous array, in elements.
     pub fn strides(&self) -> Vec<usize> {
         let mut strides = vec![1; self.shape.len()];
         for axis in (1..self.shape.len()).rev() {
@@ -51,26 +51,26 @@ impl StridedArray {
     }
 }
 
-/// Elements in row-major order; floating-point ones are held as `f32`, whatever the array's type.
+/// Elements in row-major order; floating-point elements are f32, whatever the array's type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Values<'a> {
-    /// Of [`Element::F16`] and [`Element::F32`].
+    /// Elements of [`Element::F16`] and [`Element::F32`].
     Floats(&'a [f32]),
-    /// Of [`Element::I32`].
+    /// Elements of [`Element::I32`].
     Integers(&'a [i32]),
 }
 
-/// As [`Values`], owned.
+/// Owned form of [`Values`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum OwnedValues {
-    /// Of [`Element::F16`] and [`Element::F32`].
+    /// Elements of [`Element::F16`] and [`Element::F32`].
     Floats(Vec<f32>),
-    /// Of [`Element::I32`].
+    /// Elements of [`Element::I32`].
     Integers(Vec<i32>),
 }
 
 impl OwnedValues {
-    /// The values, borrowed.
+    /// Borrows the values.
     pub fn as_values(&self) -> Values<'_> {
         match self {
             OwnedValues::Floats(values) => Values::Floats(values),
@@ -79,10 +79,10 @@ impl OwnedValues {
     }
 }
 
-/// Writes values into the memory of an array without padding.
+/// Writes values into the memory of a contiguous array.
 ///
 /// # Errors
-/// When they are of another kind or number than the array's elements.
+/// If their kind or number differs from the array's elements.
 pub fn write(array: &StridedArray, values: Values<'_>, memory: &mut [u8]) -> Result<(), String> {
     let (count, given) = match values {
         Values::Floats(values) => (array.count(), values.len()),
@@ -103,10 +103,10 @@ pub fn write(array: &StridedArray, values: Values<'_>, memory: &mut [u8]) -> Res
     Ok(())
 }
 
-/// Reads the elements of an array out of its memory; strides count elements.
+/// Reads the elements of an array from its memory; strides count elements.
 ///
 /// # Errors
-/// When an element would lie outside of the memory.
+/// If an element lies outside of the memory.
 pub fn read(element: Element, shape: &[usize], strides: &[usize], memory: &[u8]) -> Result<OwnedValues, String> {
     if shape.len() != strides.len() {
         return Err(format!("{} sizes and {} strides", shape.len(), strides.len()));
@@ -134,10 +134,10 @@ pub fn read(element: Element, shape: &[usize], strides: &[usize], memory: &[u8])
     })
 }
 
-/// Writes values into memory whose rows may be padded; strides count elements, and what pads stays as it is.
+/// Writes values into memory with padded rows; strides count elements, and padding is left as it is.
 ///
 /// # Errors
-/// When they are of another kind or number than the elements, or one would lie outside of the memory.
+/// If their kind or number differs from the elements, or an element lies outside of the memory.
 pub fn write_strided(
     element: Element,
     shape: &[usize],
@@ -173,7 +173,7 @@ pub fn write_strided(
     Ok(())
 }
 
-/// Elements in row-major order. The memory holds all of them.
+/// Gathers elements in row-major order. The memory must hold all of them.
 fn gather<T: Copy, const N: usize>(
     count: usize,
     shape: &[usize],
@@ -187,7 +187,7 @@ fn gather<T: Copy, const N: usize>(
     let mut at = 0;
     while out.len() < count {
         out.push(element(elements[at]));
-        // the next index, as an odometer counts
+        // advance the index like an odometer
         for axis in (0..shape.len()).rev() {
             index[axis] += 1;
             at += strides[axis];
@@ -209,7 +209,7 @@ mod tests {
         StridedArray { name: "x".into(), element, shape: shape.to_vec() }
     }
 
-    /// Memory of 16-bit elements 0, 1, 2, …
+    /// Returns memory of the 16-bit elements 0, 1, 2, …
     fn halves(count: usize) -> Vec<u8> {
         (0..count).flat_map(|i| f16::from_f32(i as f32).to_le_bytes()).collect()
     }
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn values_survive_a_round_trip() {
         for (element, values) in [
             (Element::F16, Values::Floats(&[0.5, -1.0, 2048.0, 0.0, 6e-8, 65504.0])),
             (Element::F32, Values::Floats(&[0.1, -1.0, 1e30, 0.0, 1e-30, 3.0])),
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn padding_is_skipped() {
-        // two rows of three, of which each takes four places; and the same, transposed
+        // two rows of three elements in four places each, and their transpose
         assert_eq!(
             read(Element::F16, &[2, 3], &[4, 1], &halves(7)),
             Ok(OwnedValues::Floats(vec![0.0, 1.0, 2.0, 4.0, 5.0, 6.0]))
@@ -262,7 +262,7 @@ mod tests {
             read(Element::F16, &[3, 2], &[1, 4], &halves(7)),
             Ok(OwnedValues::Floats(vec![0.0, 4.0, 1.0, 5.0, 2.0, 6.0]))
         );
-        // [1, 2, 2, 1] with the last axis padded to 32
+        // shape [1, 2, 2, 1] with the last axis padded to 32
         assert_eq!(
             read(Element::F16, &[1, 2, 2, 1], &[128, 64, 32, 1], &halves(97)),
             Ok(OwnedValues::Floats(vec![0.0, 32.0, 64.0, 96.0]))
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_outside_of_the_memory_is_read() {
+    fn reads_stay_within_the_memory() {
         assert!(read(Element::F16, &[2, 3], &[4, 1], &halves(6)).is_err());
         assert!(read(Element::F16, &[2, 3], &[4], &halves(6)).is_err());
         assert!(read(Element::F16, &[usize::MAX, 2], &[1, 1], &halves(6)).is_err());

@@ -1,4 +1,4 @@
-//! Packages that were compiled once, by what is in them.
+//! Cache of compiled packages, by digest of their contents.
 
 use std::path::{Path, PathBuf};
 
@@ -7,22 +7,22 @@ use anec_base::FileError;
 use super::engine::Engine;
 use super::error::CoreMlError;
 
-/// A folder of compiled models.
+/// Folder of compiled models.
 #[derive(Clone, Debug)]
 pub struct Cache {
     folder: PathBuf,
 }
 
 impl Cache {
-    /// A cache in a folder, which needn't be there yet.
+    /// Creates a cache in a folder, which needn't exist yet.
     pub fn new(folder: PathBuf) -> Self {
         Cache { folder }
     }
 
-    /// The user's: `anec/compiled` in `XDG_CACHE_HOME` or in the system's folder for caches.
+    /// Returns the user's cache: `anec/compiled` in `XDG_CACHE_HOME` or in the system's cache folder.
     ///
     /// # Errors
-    /// When there is no home folder.
+    /// If there is no home folder.
     pub fn of_user() -> Result<Self, CoreMlError> {
         let caches = if cfg!(target_vendor = "apple") { "Library/Caches" } else { ".cache" };
         let home = || std::env::home_dir().map(|home| home.join(caches));
@@ -32,10 +32,11 @@ impl Cache {
         Ok(Cache::new(root.join("anec/compiled")))
     }
 
-    /// The compiled model of a package, which is compiled if it isn't there. `digest` stands for all that is in the package.
+    /// Returns the compiled model of a package; compiles it if it isn't cached. `digest` identifies the contents of the
+    /// package.
     ///
     /// # Errors
-    /// When Core ML refuses the package, or the system the folder.
+    /// If Core ML rejects the package, or the system the folder.
     pub fn compiled(&self, engine: &impl Engine, package: &Path, digest: &str) -> Result<PathBuf, CoreMlError> {
         let target = self.folder.join(format!("{digest}.mlmodelc"));
         if target.exists() {
@@ -56,10 +57,10 @@ impl Cache {
     }
 }
 
-/// Moves a folder, to another disk if need be.
+/// Moves a folder, across file systems if necessary.
 ///
 /// # Errors
-/// When the system refuses.
+/// If the system refuses.
 pub fn move_folder(from: &Path, to: &Path) -> Result<(), CoreMlError> {
     if std::fs::rename(from, to).is_ok() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Where there is no Core ML.
+//! Stand-in for Core ML on other systems.
 
 use std::path::Path;
 
@@ -7,15 +7,15 @@ use super::engine::{Engine, LoadedFunction};
 use super::error::CoreMlError;
 use super::plan::{ComputeUnits, Machine, Operation};
 
-/// Core ML, of which there is none on this system.
+/// Core ML, absent on this system.
 #[derive(Debug)]
 pub enum CoreMl {}
 
 impl CoreMl {
-    /// Core ML, where it is.
+    /// Fails, because this system has no Core ML.
     ///
     /// # Errors
-    /// [`CoreMlError::Unavailable`]: this system has none.
+    /// Always [`CoreMlError::Unavailable`].
     pub fn new() -> Result<Self, CoreMlError> {
         Err(CoreMlError::Unavailable(format!("it is part of macOS, this is {}", std::env::consts::OS)))
     }

@@ -4,46 +4,46 @@ use std::path::{Path, PathBuf};
 
 use anec_base::{Diagnostic, Fault, FileError};
 
-/// What can go wrong with Core ML.
+/// Error of Core ML or of a compute plan.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CoreMlError {
-    /// It isn't there.
+    /// Missing Core ML.
     #[error("Core ML isn't here: {0}")]
     Unavailable(String),
-    /// It refused.
+    /// Refused action.
     #[error("Core ML can't {action} {}: {problem}", path.display())]
     Refused {
-        /// What was tried.
+        /// Action that was refused.
         action: &'static str,
-        /// On what.
+        /// File that it concerned.
         path: PathBuf,
-        /// What it said.
+        /// Message of Core ML.
         problem: String,
     },
-    /// The system refused a file.
+    /// File error of the system.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A file that is no compute plan, or not one that can be judged here.
+    /// Invalid compute plan.
     #[error("compute plan {}: {problem}", path.display())]
     Plan {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Found and expected.
+        /// Found and expected contents.
         problem: String,
     },
-    /// A program has no such function, or its function doesn't take so many tokens.
+    /// Missing function, or a call size that it doesn't take.
     #[error("function `{function}`: {problem}")]
     Function {
-        /// The function.
+        /// Name of the function.
         function: String,
-        /// Found and expected.
+        /// Found and expected values.
         problem: String,
     },
 }
 
 impl CoreMlError {
-    /// A [`CoreMlError::Plan`].
+    /// Returns a [`CoreMlError::Plan`].
     pub fn plan(path: &Path, problem: impl Into<String>) -> Self {
         CoreMlError::Plan { path: path.to_owned(), problem: problem.into() }
     }

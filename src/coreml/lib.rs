@@ -1,9 +1,8 @@
-//! Core ML itself: compiling packages, reading compute plans, running functions. It is there on macOS and iOS only.
+//! Core ML: compiling packages, reading compute plans, running functions. Available on macOS and iOS only.
 //!
-//! Everything else is written against [`Engine`], which [`CoreMl`] implements there by Apple's public
-//! interfaces. Elsewhere [`CoreMl`] can't be had, and says so. What needs no Mac (what a compute plan is, how a package is
-//! turned so that its plan speaks for one function and length, how strided arrays are read) is in files of its own, and
-//! tested everywhere.
+//! All other code uses [`Engine`], which [`CoreMl`] implements there with Apple's public interfaces. Elsewhere
+//! [`CoreMl::new`] fails. Code that needs no Mac (the meaning of compute plans, packages for the plan of one function
+//! and length, strided arrays) is in modules of its own and tested everywhere.
 //!
 //! ```
 //! use anec_coreml::{CoreMl, Engine};
@@ -17,11 +16,11 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`engine`] | what the other crates need of Core ML |
-//! | [`plan`] | what Core ML plans to run where, as data: `plan.json` |
-//! | [`project`](mod@project) | a program whose compute plan speaks for one function and number of tokens |
+//! | [`engine`] | interface that the other crates use |
+//! | [`plan`] | compute plans as data: `plan.json` |
+//! | [`project`](mod@project) | program whose compute plan describes one function and number of tokens |
 //! | [`array`](mod@array) | elements of strided arrays |
-//! | [`cache`] | models that were compiled |
+//! | [`cache`] | cache of compiled models |
 
 pub mod array;
 pub mod cache;

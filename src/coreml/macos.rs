@@ -1,7 +1,7 @@
-//! Core ML by Apple's public interfaces, through the objc2 crates.
+//! Core ML through Apple's public interfaces and the objc2 crates.
 //!
-//! Nothing is decided here: what a plan means, which shapes a call has, what is compiled when, is in files that are tested
-//! everywhere. Objective-C exceptions become errors.
+//! This module contains no logic: the meaning of plans, the shapes of calls and the caching of compiled models are in
+//! modules that are tested everywhere. Objective-C exceptions become errors.
 
 mod compile;
 mod function;
@@ -22,7 +22,7 @@ use super::engine::Engine;
 use super::error::CoreMlError;
 use super::plan::{ComputeUnits, Machine, Operation};
 
-/// Oldest macOS that is enough: states and functions came with it.
+/// Oldest supported macOS: it introduced states and functions.
 const OLDEST: u32 = 15;
 
 /// Core ML.
@@ -30,7 +30,7 @@ const OLDEST: u32 = 15;
 pub struct CoreMl(());
 
 impl CoreMl {
-    /// Core ML, where it is.
+    /// Opens Core ML.
     ///
     /// # Errors
     /// [`CoreMlError::Unavailable`] on systems that are too old.
@@ -63,7 +63,7 @@ impl Engine for CoreMl {
     }
 }
 
-/// What is being done, for errors.
+/// Current action, for errors.
 #[derive(Clone, Copy)]
 struct Task<'a> {
     action: &'static str,
@@ -79,7 +79,7 @@ impl Task<'_> {
         self.refused(format!("{} ({} {})", error.localizedDescription(), error.domain(), error.code()))
     }
 
-    /// Runs something of Core ML's: exceptions become errors, and what Objective-C leaves behind is released.
+    /// Runs code of Core ML: converts exceptions to errors and releases Objective-C's autoreleased objects.
     fn guard<T>(self, work: impl FnOnce() -> Result<T, CoreMlError>) -> Result<T, CoreMlError> {
         let caught = autoreleasepool(|_| objc2::exception::catch(AssertUnwindSafe(work)));
         caught.unwrap_or_else(|exception| {
@@ -88,7 +88,7 @@ impl Task<'_> {
         })
     }
 
-    /// Starts something that ends with a call of a completion handler, and waits for it.
+    /// Starts an operation with a completion handler and waits for it.
     fn wait<T: Message + 'static>(
         self,
         start: impl FnOnce(&block2::DynBlock<dyn Fn(*mut T, *mut NSError)>),
@@ -107,11 +107,11 @@ impl Task<'_> {
                     None => task.refused("it gave neither a result nor an error"),
                 }),
             };
-            // the other end waits; if it is gone, nobody wants the result
+            // the receiver waits; if it is gone, nobody wants the result
             let _ = sender.send(outcome);
         });
         start(&handler);
-        // the handler holds the sender: it must go, or a handler that is never called is waited for without end
+        // drop the handler, which owns the sender: otherwise a handler that is never called would block forever
         drop(handler);
         match receiver.recv() {
             Ok(outcome) => outcome.map(|sent| sent.0),
@@ -120,7 +120,7 @@ impl Task<'_> {
     }
 }
 
-/// An object on its way from Core ML's queue to the thread that waits for it.
+/// Object on its way from Core ML's queue to the waiting thread.
 struct Sent<T>(Retained<T>);
 
 // SAFETY: the only reference that this side has goes through a channel once; the queue that sends it keeps none.

@@ -1,7 +1,7 @@
-//! What Core ML plans to run where: `plan.json`. It is taken on a Mac and can be judged anywhere.
+//! Compute plans of Core ML: `plan.json`. Taken on a Mac, judged anywhere.
 //!
-//! A plan (`MLComputePlan`) speaks for the default function and the default shape of a model. So each function and each
-//! number of tokens has a plan of its own here, taken from a package whose default they are.
+//! A plan (`MLComputePlan`) describes the default function and the default shape of a model. So each function and each
+//! number of tokens has its own plan here, taken from a package whose default they are.
 
 use std::fmt;
 use std::path::Path;
@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use super::error::CoreMlError;
 
-/// Version of the schema; a reader refuses others.
+/// Version of the schema; readers refuse others.
 pub const SCHEMA_VERSION: u32 = 1;
 
 /// The plans of all functions of a bundle, with where they were taken.
@@ -28,7 +28,7 @@ pub struct ComputePlan {
     pub date: String,
     /// Where it was taken.
     pub machine: Machine,
-    /// What the functions were loaded for.
+    /// Compute units that the functions were loaded for.
     pub compute_units: ComputeUnits,
     /// The packages that it speaks of.
     pub packages: Vec<PackageDigest>,
@@ -62,7 +62,7 @@ impl fmt::Display for Machine {
     }
 }
 
-/// The devices that a model may use.
+/// Devices that a model may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema, strum::Display)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "snake_case")]
@@ -99,7 +99,7 @@ pub struct FunctionPlan {
     pub tokens: u64,
     /// Ops, in their order.
     pub operations: Vec<Operation>,
-    /// What Core ML said if it refused to compile, plan or run the function.
+    /// Error of Core ML if it refused to compile, plan or run the function.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
     /// How long calls took, if that was measured.
@@ -126,13 +126,13 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// Its operator without the opset: `conv` for `ios18.conv`.
+    /// Returns the operator without the opset: `conv` for `ios18.conv`.
     pub fn bare_operator(&self) -> &str {
         self.operator.rsplit('.').next().unwrap_or(&self.operator)
     }
 }
 
-/// A device.
+/// Device of an op.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema, strum::Display,
 )]
@@ -147,7 +147,7 @@ pub enum Device {
     /// The Neural Engine.
     #[strum(to_string = "Neural Engine")]
     NeuralEngine,
-    /// One that anec doesn't know.
+    /// Unknown device.
     #[strum(to_string = "unknown device")]
     Unknown,
 }
@@ -155,25 +155,25 @@ pub enum Device {
 /// How long calls of a function took.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Timing {
-    /// What the function was loaded for.
+    /// Compute units that the function was loaded for.
     pub compute_units: ComputeUnits,
     /// Milliseconds of each call, without the first ones.
     pub milliseconds: Vec<f64>,
 }
 
-/// Bytes of a plan, at most: some hundred for each op.
-const MOST_BYTES: u64 = 1 << 28;
+/// Maximum size of a plan in bytes; ops take some hundred bytes each.
+const MAX_BYTES: u64 = 1 << 28;
 
 impl ComputePlan {
     /// Reads a file.
     ///
     /// # Errors
-    /// When it can't be read, or isn't a plan of this version.
+    /// If it can't be read, or isn't a plan of this version.
     pub fn read(path: &Path) -> Result<Self, CoreMlError> {
-        let text = anec_base::input::read(path, MOST_BYTES)
+        let text = anec_base::input::read(path, MAX_BYTES)
             .map_err(|e| CoreMlError::plan(path, format!("can't be read: {}", e.error)))?;
         let wrong = |problem: String| CoreMlError::plan(path, problem);
-        // the version first: another one can have other fields
+        // read the version first, because another one can have other fields
         let json: serde_json::Value = serde_json::from_slice(&text).map_err(|e| wrong(format!("not JSON: {e}")))?;
         match json.get("schema_version").and_then(serde_json::Value::as_u64) {
             Some(version) if version == u64::from(SCHEMA_VERSION) => {}
@@ -184,7 +184,7 @@ impl ComputePlan {
     }
 }
 
-/// The SHA-256 of a listing of files, each with its path and its digest (see [`PackageDigest`]).
+/// Returns the SHA-256 of a listing of files, each with its path and digest (see [`PackageDigest`]).
 pub fn listing_digest<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
     let mut files: Vec<(&str, &str)> = files.into_iter().collect();
     files.sort_unstable();
@@ -195,7 +195,7 @@ pub fn listing_digest<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -
     hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// JSON Schema of `plan.json`.
+/// Returns the JSON Schema of `plan.json`.
 pub fn schema() -> serde_json::Value {
     schemars::schema_for!(ComputePlan).into()
 }

@@ -1,4 +1,4 @@
-//! The cache that all Hugging Face tools share: `models--OWNER--NAME/{blobs,refs,snapshots}`.
+//! Cache shared by all Hugging Face tools: `models--OWNER--NAME/{blobs,refs,snapshots}`.
 
 use std::path::{Path, PathBuf};
 
@@ -10,23 +10,23 @@ use crate::download::Transfer;
 use crate::error::Result;
 use crate::repository::{RemoteFile, RemoteRepository};
 
-/// A cache of repositories.
+/// Cache of repositories.
 #[derive(Clone, Debug)]
 pub struct HubCache(PathBuf);
 
 impl HubCache {
-    /// The cache that the environment names: `HF_HUB_CACHE`, or `hub` in `HF_HOME`.
+    /// Returns the cache of the environment: `HF_HUB_CACHE`, or `hub` in `HF_HOME`.
     pub fn from_env() -> Self {
         let named = variable("HF_HUB_CACHE").map(PathBuf::from);
         HubCache(named.or_else(|| Some(home()?.join("hub"))).unwrap_or_else(|| PathBuf::from(".huggingface")))
     }
 
-    /// The cache in a folder.
+    /// Returns the cache in a folder.
     pub fn new(folder: &Path) -> Self {
         HubCache(folder.to_owned())
     }
 
-    /// Its folder.
+    /// Returns the folder of the cache.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -35,36 +35,36 @@ impl HubCache {
         self.0.join(format!("models--{}", repository.replace('/', "--")))
     }
 
-    /// The folder of a commit.
+    /// Returns the folder of a commit.
     pub fn snapshot(&self, repository: &str, commit: &str) -> PathBuf {
         self.of(repository).join("snapshots").join(commit)
     }
 
-    /// The commit that a branch or tag had when it was last asked for; a commit is itself.
+    /// Returns the last known commit of a branch or tag; a commit is itself.
     pub fn commit(&self, repository: &str, revision: &str) -> String {
         let reference = std::fs::read_to_string(self.of(repository).join("refs").join(revision));
         reference.map_or_else(|_| revision.to_owned(), |commit| commit.trim().to_owned())
     }
 
-    /// Remembers the commit of a branch or tag, so that it is found without the hub next time.
+    /// Stores the commit of a branch or tag, so that it is found offline.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If the system refuses.
     pub fn remember(&self, repository: &RemoteRepository, revision: &str) -> Result<()> {
         let folder = self.of(&repository.name).join("refs");
         std::fs::create_dir_all(&folder).map_err(FileError::of(&folder, "create"))?;
         Ok(write_file(&folder.join(revision), repository.commit.as_bytes())?)
     }
 
-    /// Whether a file of a commit is there.
+    /// Returns whether a file of a commit is cached.
     pub fn has(&self, repository: &RemoteRepository, file: &RemoteFile) -> bool {
         self.snapshot(&repository.name, &repository.commit).join(&file.path).exists()
     }
 
-    /// Downloads a file of a commit, unless it is there.
+    /// Downloads a file of a commit unless it is cached.
     ///
     /// # Errors
-    /// As [`Hub::download`].
+    /// Returns any error of [`Hub::download`].
     pub fn download(
         &self,
         hub: &Hub,
@@ -78,7 +78,7 @@ impl HubCache {
             hub.download(repository, file, &blob, transfer)?;
             let folder = place.parent().unwrap_or(&self.0);
             std::fs::create_dir_all(folder).map_err(FileError::of(folder, "create"))?;
-            // what is left of a link to a blob that somebody removed
+            // a dangling link to a removed blob
             let _ = std::fs::remove_file(&place);
             link(&blob, &place, file).map_err(FileError::of(&place, "create"))?;
         }
@@ -86,10 +86,10 @@ impl HubCache {
     }
 }
 
-/// Gives a blob a name in a snapshot: by a link that stays right when the cache is moved.
+/// Links a blob into a snapshot; the link is relative, so that the cache can be moved.
 #[cfg(unix)]
 fn link(blob: &Path, place: &Path, file: &RemoteFile) -> std::io::Result<()> {
-    // snapshots/COMMIT/a/b.json leads to blobs/HASH over as many folders as it has parts, and two
+    // a link in snapshots/COMMIT/a/ reaches blobs/ through one `..` per folder of the path, and two more
     let up = "../".repeat(file.path.split('/').count() + 1);
     let blob = blob.file_name().unwrap_or_default();
     match std::os::unix::fs::symlink(Path::new(&up).join("blobs").join(blob), place) {

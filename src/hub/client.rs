@@ -1,4 +1,4 @@
-//! The hub that the environment names, and how its answers are understood.
+//! Client of the hub that the environment names.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use ureq::{Agent, Body};
 
 use crate::error::{HubError, Result};
 
-/// The public hub.
+/// Public hub.
 const ENDPOINT: &str = "https://huggingface.co";
-/// Bytes of an answer in JSON, at most: a repository of 100,000 files stays below.
-const MOST_JSON: u64 = 64 << 20;
-/// How often the hub is asked again after it said that it can't answer now.
+/// Maximum size of a JSON answer in bytes; a repository of 100,000 files stays below.
+const MAX_JSON: u64 = 64 << 20;
+/// Maximum number of retries after temporary errors.
 const ATTEMPTS: u32 = 3;
 
-/// A hub.
+/// Hub.
 #[derive(Clone, Debug)]
 pub struct Hub {
     pub(crate) agent: Agent,
@@ -26,7 +26,7 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// The hub and the user that the environment names: `HF_ENDPOINT`; `HF_TOKEN`, or the token that the hub's own tools
+    /// Returns the hub and user of the environment: `HF_ENDPOINT`; `HF_TOKEN`, or the token that the hub's own tools
     /// keep in `HF_TOKEN_PATH` or `HF_HOME/token`.
     pub fn from_env() -> Self {
         let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into());
@@ -38,12 +38,12 @@ impl Hub {
         Self::new(&endpoint, token)
     }
 
-    /// The hub at an address, and who asks.
+    /// Returns the hub at a URL with an optional token.
     pub fn new(endpoint: &str, token: Option<String>) -> Self {
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .user_agent(concat!("anec/", env!("CARGO_PKG_VERSION")))
-            // a repository that was renamed redirects to its new name; the servers that hold files get no token
+            // renamed repositories redirect to their new name; file servers get no token
             .redirect_auth_headers(RedirectAuthHeaders::SameHost)
             .timeout_resolve(Some(Duration::from_secs(10)))
             .timeout_connect(Some(Duration::from_secs(10)))
@@ -54,27 +54,27 @@ impl Hub {
         Hub { agent: config.into(), endpoint: endpoint.trim_end_matches('/').to_owned(), token }
     }
 
-    /// Whether the environment wants the hub left alone: `HF_HUB_OFFLINE`.
+    /// Returns whether the environment forbids network access: `HF_HUB_OFFLINE`.
     pub fn offline() -> bool {
         variable("HF_HUB_OFFLINE").is_some_and(|value| !["0", "false"].contains(&value.as_str()))
     }
 
-    /// Where it is.
+    /// Returns the URL of the hub.
     pub fn endpoint(&self) -> &str {
         &self.endpoint
     }
 
-    /// The header that says who asks, for the hub's own addresses only.
+    /// Returns the authorization header, for the hub's own URLs only.
     pub(crate) fn authorization(&self) -> Option<String> {
         self.token.as_ref().map(|token| format!("Bearer {token}"))
     }
 
-    /// Refuses to write for nobody.
+    /// Fails without a token.
     pub(crate) fn require_token(&self) -> Result<()> {
         self.token.as_ref().map(|_| ()).ok_or(HubError::NoToken)
     }
 
-    /// Asks for JSON.
+    /// Gets JSON.
     pub(crate) fn get_json(&self, what: &str, path: &str) -> Result<Json> {
         let url = format!("{}{path}", self.endpoint);
         let response = answered(what, "ask for", || {
@@ -87,7 +87,7 @@ impl Hub {
         json(what, response)
     }
 
-    /// Sends bytes to one of the hub's own addresses; gives the status, and the JSON that comes back, if it is some.
+    /// Posts to one of the hub's own URLs; returns the JSON of the answer, if any.
     pub(crate) fn post(&self, what: &str, path: &str, kind: &str, body: &[u8]) -> Result<Json> {
         let url = format!("{}{path}", self.endpoint);
         let response = answered(what, "upload", || {
@@ -104,12 +104,12 @@ impl Hub {
     }
 }
 
-/// A variable of the environment that isn't empty.
+/// Returns a non-empty environment variable.
 pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// The folder of the hub's own tools: `HF_HOME`, or `huggingface` in the user's cache.
+/// Returns the folder of the hub's own tools: `HF_HOME`, or `huggingface` in the user's cache.
 pub(crate) fn home() -> Option<PathBuf> {
     let cache = || {
         let home = variable("HOME").or_else(|| variable("USERPROFILE"))?;
@@ -118,7 +118,7 @@ pub(crate) fn home() -> Option<PathBuf> {
     variable("HF_HOME").map(PathBuf::from).or_else(|| Some(cache()?.join("huggingface")))
 }
 
-/// Sends a request until there is an answer to it, and gives a good one.
+/// Sends a request with retries and returns a successful answer.
 pub(crate) fn answered(
     what: &str,
     action: &'static str,
@@ -144,14 +144,14 @@ pub(crate) fn answered(
                 Err(HubError::Unreachable { action, what: what.to_owned(), problem })
             }
             status => {
-                let said = said(response);
-                Err(HubError::Answer { what: what.to_owned(), problem: format!("the hub says {status}{said}") })
+                let error_text = error_text(response);
+                Err(HubError::Answer { what: what.to_owned(), problem: format!("the hub says {status}{error_text}") })
             }
         };
     }
 }
 
-/// Waits before something is tried again: shortly at first.
+/// Waits before a retry, longer each time.
 pub(crate) fn pause(attempt: u32) {
     std::thread::sleep(Duration::from_millis(200 << (2 * (attempt - 1)).min(6)));
 }
@@ -160,8 +160,8 @@ pub(crate) fn unreachable(action: &'static str, what: &str, error: &dyn std::fmt
     HubError::Unreachable { action, what: what.to_owned(), problem: error.to_string() }
 }
 
-/// What the hub says of an error, as far as it fits into a message.
-fn said(mut response: Response<Body>) -> String {
+/// Returns the hub's error message, shortened to fit into ours.
+fn error_text(mut response: Response<Body>) -> String {
     let text = response.body_mut().with_config().limit(4096).read_to_string().unwrap_or_default();
     let json = serde_json::from_str::<Json>(&text).unwrap_or_default();
     match json["error"].as_str() {
@@ -171,7 +171,7 @@ fn said(mut response: Response<Body>) -> String {
 }
 
 fn json(what: &str, mut response: Response<Body>) -> Result<Json> {
-    let read = response.body_mut().with_config().limit(MOST_JSON).read_to_vec();
+    let read = response.body_mut().with_config().limit(MAX_JSON).read_to_vec();
     let bytes = read.map_err(|error| unreachable("ask for", what, &error))?;
     if bytes.is_empty() {
         return Ok(Json::Null);

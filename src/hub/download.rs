@@ -1,4 +1,4 @@
-//! Files down. What is broken off lies beside its place as `NAME.incomplete` and goes on from there.
+//! Download of files. A partial file is kept as `NAME.incomplete` and resumed.
 
 use std::cell::Cell;
 use std::fs::{File, OpenOptions};
@@ -9,15 +9,15 @@ use anec_base::{FileError, Progress};
 
 use crate::client::{Hub, answered, pause, unreachable};
 use crate::error::{HubError, Result};
-use crate::hash::Running;
+use crate::hash::RunningDigest;
 use crate::repository::{RemoteFile, RemoteRepository};
 
-/// Times that a connection may break without a byte having come.
+/// Maximum number of attempts without progress.
 const ATTEMPTS: u32 = 5;
-/// Bytes that are read at a time.
+/// Size of a read in bytes.
 const STEP: usize = 1 << 18;
 
-/// How far several files are, told to whoever watches.
+/// Progress of several files.
 pub struct Transfer<'a> {
     progress: &'a Progress,
     total: u64,
@@ -25,7 +25,7 @@ pub struct Transfer<'a> {
 }
 
 impl<'a> Transfer<'a> {
-    /// So many bytes in all.
+    /// Creates a transfer of `total` bytes.
     pub fn new(progress: &'a Progress, total: u64) -> Self {
         progress.set(0, total);
         Transfer { progress, total, done: Cell::new(0) }
@@ -47,16 +47,16 @@ impl<'a> Transfer<'a> {
 
 impl Drop for Transfer<'_> {
     fn drop(&mut self) {
-        // what follows counts from the beginning
+        // the next stage starts at zero
         self.progress.set(0, 0);
     }
 }
 
 impl Hub {
-    /// Downloads a file to `to`, unless it is there. It gets its name when all of it is there and its digest is right.
+    /// Downloads a file to `to`, unless it exists. It gets its name once it is complete and its digest is right.
     ///
     /// # Errors
-    /// When the hub can't be reached or refuses, the content isn't what the hub says, or the system refuses.
+    /// If the hub can't be reached or refuses, the content differs from the hub's digest, or the system refuses.
     pub fn download(
         &self,
         repository: &RemoteRepository,
@@ -76,7 +76,7 @@ impl Hub {
     }
 }
 
-/// A file that isn't all there, locked against others that download it.
+/// Partial file, locked against concurrent downloads.
 struct Incomplete {
     path: PathBuf,
     file: File,
@@ -89,7 +89,7 @@ impl Incomplete {
         let path = to.with_file_name(name);
         let open = || {
             let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
-            // waits for whoever else downloads it; systems that lock no files do without
+            // wait for concurrent downloads; file systems without locks do without
             let _ = file.lock();
             Ok(file)
         };
@@ -113,7 +113,7 @@ impl Incomplete {
         let before = transfer.done();
         let path = self.path.clone();
         let refused = move |error| HubError::from(FileError::of(path.clone(), "write")(error));
-        let mut hash = Running::like(&remote.hash, remote.size);
+        let mut hash = RunningDigest::like(&remote.hash, remote.size);
         let mut length = self.digest_beginning(&mut hash, remote.size).map_err(&refused)?;
         let mut failures = 0;
         while length < remote.size {
@@ -132,7 +132,7 @@ impl Incomplete {
         }
         let found = hash.finish();
         if found != remote.hash {
-            // nothing of it can be trusted
+            // no part of it can be trusted
             let _ = std::fs::remove_file(&self.path);
             let (expected, found) = (remote.hash.hex().to_owned(), found.hex().to_owned());
             return Err(HubError::Digest { path: to.to_owned(), expected, found });
@@ -141,8 +141,8 @@ impl Incomplete {
         std::fs::rename(&self.path, to).map_err(refused)
     }
 
-    /// Takes the digest of what is there already; gives its length. What is longer than the file isn't of it.
-    fn digest_beginning(&mut self, hash: &mut Running, size: u64) -> std::io::Result<u64> {
+    /// Adds the existing part to the digest and returns its length. A part longer than the file is discarded.
+    fn digest_beginning(&mut self, hash: &mut RunningDigest, size: u64) -> std::io::Result<u64> {
         if self.file.metadata()?.len() > size {
             self.file.set_len(0)?;
         }
@@ -159,14 +159,14 @@ impl Incomplete {
         }
     }
 
-    /// Asks for the rest and writes what comes. The inner error is the network's: what came before it is kept.
+    /// Requests the rest and writes it. The inner error is the network's; earlier bytes are kept.
     fn receive(
         &mut self,
         hub: &Hub,
         repository: &RemoteRepository,
         remote: &RemoteFile,
         length: &mut u64,
-        hash: &mut Running,
+        hash: &mut RunningDigest,
         reached: impl Fn(u64),
     ) -> Result<Result<(), String>> {
         let url =
@@ -184,9 +184,9 @@ impl Incomplete {
         };
         let write = |error| HubError::from(FileError::of(&self.path, "write")(error));
         if response.status().as_u16() != 206 && *length > 0 {
-            // the server gives all of it, whatever was asked for
+            // the server ignores ranges and sends everything
             self.file.set_len(0).map_err(write)?;
-            (*length, *hash) = (0, Running::like(&remote.hash, remote.size));
+            (*length, *hash) = (0, RunningDigest::like(&remote.hash, remote.size));
         }
         self.file.seek(SeekFrom::Start(*length)).map_err(write)?;
         let mut body = response.into_body().into_reader();
@@ -208,7 +208,7 @@ impl Incomplete {
     }
 }
 
-/// A path as part of an address.
+/// Encodes a path for a URL.
 fn encoded(path: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     path.bytes().map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()

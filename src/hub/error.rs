@@ -4,74 +4,74 @@ use std::path::PathBuf;
 
 use anec_base::{Diagnostic, Fault, FileError};
 
-/// The result of talking with the hub.
+/// Result of a hub operation.
 pub type Result<T, E = HubError> = std::result::Result<T, E>;
 
-/// What can go wrong between here and the hub.
+/// Error of a hub operation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HubError {
-    /// The system refused a file.
+    /// File error of the system.
     #[error(transparent)]
     Io(#[from] FileError),
-    /// The hub answers that there is no such thing.
+    /// Missing or private item.
     #[error("the hub doesn't have {what}, or not for everybody")]
     Absent {
-        /// What was asked for.
+        /// Requested item.
         what: String,
     },
-    /// The hub answers that this user may not.
+    /// Item that this user may not access.
     #[error("the hub refuses {what}: it may not exist, or its licence must be accepted on its page and HF_TOKEN set")]
     Refused {
-        /// What was asked for.
+        /// Requested item.
         what: String,
     },
-    /// The hub answers that there is one already, or that it changed.
+    /// Item that exists already or was changed concurrently.
     #[error("the hub has {what} already, or somebody else is changing it")]
     Exists {
-        /// What was to be made.
+        /// Item to be created.
         what: String,
     },
-    /// The hub answers something else than what its API says.
+    /// Answer that differs from the hub's API.
     #[error("{what}: {problem}")]
     Answer {
-        /// What was asked for.
+        /// Requested item.
         what: String,
-        /// What came instead.
+        /// Description of the answer.
         problem: String,
     },
-    /// The hub can't be reached.
+    /// Unreachable hub.
     #[error("can't {action} {what}: {problem}")]
     Unreachable {
-        /// `download`, `upload`, `ask for`.
+        /// Action: `download`, `upload`, `ask for`.
         action: &'static str,
-        /// What was asked for.
+        /// Requested item.
         what: String,
-        /// What the network said.
+        /// Message of the network.
         problem: String,
     },
-    /// A file isn't what the hub or the bundle says it is.
+    /// File whose digest is wrong.
     #[error("{}: its digest is {found}, expected {expected}", path.display())]
     Digest {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The digest that it should have.
+        /// Expected digest.
         expected: String,
-        /// The digest that it has.
+        /// Actual digest.
         found: String,
     },
-    /// Something is to be written and nobody says who writes.
+    /// Upload without a token.
     #[error("no token: the hub must know who uploads")]
     NoToken,
 }
 
 impl HubError {
-    /// Whether the hub answered that there is no such thing, or not for this user, in contrast to not answering.
+    /// Returns whether the hub reported a missing or private item, as opposed to not answering.
     pub fn is_absence(&self) -> bool {
         matches!(self, HubError::Absent { .. } | HubError::Refused { .. })
     }
 
-    /// Whether nobody answered.
+    /// Returns whether the hub didn't answer.
     pub fn is_silence(&self) -> bool {
         matches!(self, HubError::Unreachable { .. })
     }

@@ -1,20 +1,20 @@
-//! The Hugging Face hub: files of a repository, down and up.
+//! Hugging Face hub: download and upload of repository files.
 //!
-//! Downloads go on where they were broken off, and a file gets its name only when its digest is the one that the hub tells.
-//! Uploads go through Git LFS where the hub asks for it; what the hub has already isn't sent again.
+//! Downloads are resumable, and a file gets its name once its digest equals the hub's. Uploads go through Git LFS where
+//! the hub asks for it; present files aren't sent again.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`client`] | the hub that the environment names, and its answers |
-//! | [`repository`] | what a repository holds at a commit |
-//! | [`download`] | files down |
-//! | [`cache`] | the cache that all Hugging Face tools share |
-//! | [`upload`] | files up |
+//! | [`client`] | hub of the environment, and its answers |
+//! | [`repository`] | contents of a repository at a commit |
+//! | [`download`] | download of files |
+//! | [`cache`] | cache shared by all Hugging Face tools |
+//! | [`upload`] | upload of files |
 //!
 //! ```
 //! use anec_hub::FileHash;
 //!
-//! // what git calls the file that holds `hello`
+//! git's name of the file that holds `hello`
 //! let hash = FileHash::git_blob(b"hello");
 //! assert_eq!(hash.hex(), "b6fc4c620b67d95f953a5c1c1230aaab5db5a1b0");
 //! ```

@@ -1,4 +1,4 @@
-//! What a repository holds at a commit.
+//! Contents of a repository at a commit.
 
 use anec_base::path_inside;
 use serde_json::Value as Json;
@@ -7,49 +7,49 @@ use crate::client::Hub;
 use crate::error::{HubError, Result};
 use crate::hash::FileHash;
 
-/// A file of a repository.
+/// File of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteFile {
     /// Path within the repository.
     pub path: String,
     /// Size in bytes.
     pub size: u64,
-    /// Digest of its content.
+    /// Digest of the content.
     pub hash: FileHash,
 }
 
-/// A repository at a commit.
+/// Repository at a commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteRepository {
-    /// `owner/name`.
+    /// Name, `owner/name`.
     pub name: String,
-    /// The commit.
+    /// Commit hash.
     pub commit: String,
-    /// Its files.
+    /// Files of the repository.
     pub files: Vec<RemoteFile>,
 }
 
 impl RemoteRepository {
-    /// The file at a path.
+    /// Returns the file at a path.
     pub fn file(&self, path: &str) -> Option<&RemoteFile> {
         self.files.iter().find(|file| file.path == path)
     }
 }
 
 impl Hub {
-    /// The licence that a model's card names, as the hub calls it.
+    /// Returns the licence of a model card, in the hub's terms.
     ///
     /// # Errors
-    /// When the hub can't be reached or has no such repository.
+    /// If the hub can't be reached or has no such repository.
     pub fn license(&self, name: &str) -> Result<Option<String>> {
         let json = self.get_json("the repository", &format!("/api/models/{name}"))?;
         Ok(json["cardData"]["license"].as_str().map(str::to_owned))
     }
 
-    /// What a model's repository holds at a branch, tag or commit.
+    /// Returns the contents of a model's repository at a branch, tag or commit.
     ///
     /// # Errors
-    /// When the hub can't be reached, has no such repository, or doesn't tell its files' digests.
+    /// If the hub can't be reached, has no such repository, or omits its files' digests.
     pub fn repository(&self, name: &str, revision: &str) -> Result<RemoteRepository> {
         let what = "the repository";
         let json = self.get_json(what, &format!("/api/models/{name}/revision/{revision}?blobs=true"))?;
@@ -67,7 +67,7 @@ impl Hub {
 
 fn file(json: &Json) -> Option<RemoteFile> {
     let path = json["rfilename"].as_str()?;
-    // names come from the network; one must not lead out of the folder
+    // names come from the network; none may leave the folder
     path_inside(path)?;
     let hexadecimal = |text: &Json, length: usize| {
         let text = text.as_str()?;

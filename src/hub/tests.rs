@@ -1,4 +1,4 @@
-//! Against a hub on this machine that breaks off, damages and divides.
+//! Tests against a local hub that disconnects, corrupts and splits its answers.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::download::Transfer;
 use crate::{FileHash, Hub, HubCache, HubError, Upload, UploadContent};
 
-/// Numbers that no compression or repetition hides a mistake in.
+/// Returns pseudo-random bytes, in which compression or repetition can't hide an error.
 fn content(length: usize) -> Vec<u8> {
     (0..length as u32).flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()).take(length).collect()
 }
@@ -37,7 +37,7 @@ fn a_broken_download_goes_on_where_it_was() {
     assert_eq!(asked, 2);
     assert_eq!(std::fs::read_dir(room.path()).unwrap().count(), 1, "nothing is left beside it");
 
-    // a process that was killed left a beginning: only the rest is asked for, unless the server gives all of it anyway
+    // a killed process left a partial file: only the rest is requested, unless the server ignores ranges
     for ignores_ranges in [false, true] {
         fake.change_behavior(|habits| (habits.cut, habits.ignores_ranges) = (None, ignores_ranges));
         std::fs::remove_file(&to).unwrap();
@@ -50,7 +50,7 @@ fn a_broken_download_goes_on_where_it_was() {
 }
 
 #[test]
-fn what_has_another_digest_than_the_hub_says_never_gets_its_name() {
+fn a_file_with_a_wrong_digest_never_gets_its_name() {
     let fake = FakeHub::start(HubBehavior { damages: true, ..HubBehavior::default() });
     fake.commit("o/m", &[("w.safetensors", &content(1000)), ("config.json", b"{}")]);
     let hub = Hub::new(fake.endpoint(), None);
@@ -61,7 +61,7 @@ fn what_has_another_digest_than_the_hub_says_never_gets_its_name() {
         assert_eq!(error.fault(), Fault::Source);
     }
     assert_eq!(std::fs::read_dir(room.path()).unwrap().count(), 0);
-    // a beginning that was damaged on this side is found out, too
+    // a damaged partial file is detected, too
     fake.change_behavior(|habits| habits.damages = false);
     std::fs::write(room.path().join("w.safetensors.incomplete"), b"something else").unwrap();
     assert!(fetch(&hub, "w.safetensors", &room.path().join("w.safetensors")).is_err());
@@ -172,7 +172,7 @@ fn answers_that_no_hub_gives_are_refused() {
     assert!(nobody.is_silence() && nobody.fault() == Fault::Platform);
 }
 
-/// The hub's own client works with the double as with a hub, and with what ours leaves: neither knows of the other.
+/// The hub's own client works with the double as with a hub, and with our cache.
 #[test]
 fn the_hubs_own_client_understands_the_double_and_our_cache() {
     let Some(python) = std::env::var_os("ANEC_PYTHON") else {

@@ -1,4 +1,4 @@
-//! Files up: the hub says which go through Git LFS and which of those it lacks; one commit names all of them.
+//! Upload of files: the hub decides which go through Git LFS and which it has already; one commit contains all.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -13,52 +13,52 @@ use ureq::SendBody;
 use crate::client::{Hub, answered, pause};
 use crate::download::Transfer;
 use crate::error::{HubError, Result};
-use crate::hash::{FileHash, Running};
+use crate::hash::{FileHash, RunningDigest};
 
-/// Files that the hub is asked about at once.
-const AT_ONCE: usize = 256;
-/// Bytes of a file by which the hub decides how it is stored.
+/// Maximum number of files per request.
+const MAX_FILES: usize = 256;
+/// Number of bytes by which the hub decides how to store a file.
 const SAMPLE: usize = 512;
-/// Bytes of a file that travels within the commit, at most; the hub sends larger ones through LFS anyway.
-const MOST_INLINE: u64 = 64 << 20;
-/// Times that the transfer of a piece may fail.
+/// Maximum size of a file within the commit in bytes; the hub sends larger ones through LFS anyway.
+const MAX_INLINE: u64 = 64 << 20;
+/// Maximum number of attempts per piece.
 const ATTEMPTS: u32 = 5;
-/// The media type of Git LFS.
+/// Media type of Git LFS.
 const LFS: &str = "application/vnd.git-lfs+json";
 
-/// A file for a repository.
+/// File to upload.
 #[derive(Clone, Debug)]
 pub struct Upload {
     /// Path within the repository.
     pub path: String,
-    /// What it holds.
+    /// Content of the file.
     pub content: UploadContent,
 }
 
-/// What a file for a repository holds.
+/// Content of a file to upload.
 #[derive(Clone, Debug)]
 pub enum UploadContent {
-    /// The content of a file here, which has this SHA-256.
+    /// Local file.
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its size in bytes.
+        /// Size in bytes.
         bytes: u64,
-        /// Its SHA-256 in hexadecimal digits.
+        /// SHA-256 in hexadecimal digits.
         sha256: String,
     },
-    /// These bytes.
+    /// Bytes in memory.
     Bytes(Vec<u8>),
 }
 
-/// What an upload came to.
+/// Result of an upload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubCommit {
-    /// The commit; nothing where the repository held all of it already.
+    /// Commit; `None` if the repository had all files already.
     pub commit: Option<String>,
-    /// Files that are new or different.
+    /// Number of new or changed files.
     pub changed: usize,
-    /// Bytes that were sent through LFS.
+    /// Number of bytes sent through LFS.
     pub sent: u64,
 }
 
@@ -77,7 +77,7 @@ impl UploadContent {
         }
     }
 
-    /// Bytes `first ..`, at most so many.
+    /// Returns up to `most` bytes from `first` on.
     fn read(&self, first: u64, most: u64) -> Result<Box<dyn Read>> {
         match self {
             UploadContent::File { path, .. } => {
@@ -102,11 +102,11 @@ impl UploadContent {
         Ok(bytes)
     }
 
-    /// Looks whether a file is what it is said to be: what is uploaded under a digest must have it.
+    /// Checks that a file has its declared digest.
     fn check(&self, read: &mut dyn FnMut(u64)) -> Result<()> {
         let UploadContent::File { path, bytes, sha256 } = self else { return Ok(()) };
         let expected = FileHash::Sha256(sha256.clone());
-        let mut hash = Running::like(&expected, *bytes);
+        let mut hash = RunningDigest::like(&expected, *bytes);
         let mut content = self.read(0, u64::MAX)?;
         let mut buffer = vec![0; 1 << 20];
         loop {
@@ -130,10 +130,10 @@ impl UploadContent {
 }
 
 impl Hub {
-    /// Makes a repository for a model, unless it is there.
+    /// Creates a model repository unless it exists.
     ///
     /// # Errors
-    /// When there is no token, or the hub refuses.
+    /// If there is no token, or the hub refuses.
     pub fn create(&self, repository: &str, private: bool) -> Result<()> {
         self.require_token()?;
         let (owner, name) = repository.split_once('/').unwrap_or(("", repository));
@@ -144,11 +144,11 @@ impl Hub {
         }
     }
 
-    /// Uploads files in one commit to a branch. What the repository holds already isn't sent again, so that a broken
-    /// upload goes on when it is given again.
+    /// Uploads files in one commit to a branch. Present files aren't sent again, so that repeating a failed upload
+    /// resumes it.
     ///
     /// # Errors
-    /// When there is no token, a file isn't what its digest says, the hub can't be reached or refuses.
+    /// If there is no token, a file differs from its digest, the hub can't be reached or refuses.
     pub fn upload(
         &self,
         repository: &str,
@@ -167,7 +167,7 @@ impl Hub {
 
         let mut lines = vec![json!({"key": "header", "value": {"summary": message, "description": ""}})];
         let mut sent = 0;
-        for group in files.chunks(AT_ONCE) {
+        for group in files.chunks(MAX_FILES) {
             let modes = self.modes(repository, branch, group)?;
             let lfs: Vec<&Upload> =
                 group.iter().zip(&modes).filter(|(_, mode)| **mode == Mode::Lfs).map(|(file, _)| file).collect();
@@ -184,7 +184,7 @@ impl Hub {
                     Mode::Inline => lines.push(json!({"key": "file", "value": {
                         "path": file.path,
                         "encoding": "base64",
-                        "content": BASE64.encode(file.content.read_whole(MOST_INLINE)?),
+                        "content": BASE64.encode(file.content.read_whole(MAX_INLINE)?),
                     }})),
                 }
             }
@@ -199,7 +199,7 @@ impl Hub {
         Ok(HubCommit { commit: answer["commitOid"].as_str().map(str::to_owned), changed, sent })
     }
 
-    /// How the hub wants each file.
+    /// Returns how the hub stores each file.
     fn modes(&self, repository: &str, branch: &str, files: &[Upload]) -> Result<Vec<Mode>> {
         let asked = files.iter().map(|file| {
             let sample = file.content.read(0, SAMPLE as u64)?;
@@ -222,14 +222,14 @@ impl Hub {
                     Some((_, true, _)) => Ok(Mode::Unchanged),
                     Some((Some("lfs"), _, oid)) if *oid == file.content.sha256().as_str() => Ok(Mode::Unchanged),
                     Some((Some("lfs"), _, _)) => Ok(Mode::Lfs),
-                    Some((Some("regular"), _, _)) if file.content.size() > MOST_INLINE => Err(HubError::Answer {
+                    Some((Some("regular"), _, _)) if file.content.size() > MAX_INLINE => Err(HubError::Answer {
                         what: file.path.clone(),
                         problem: format!("the hub wants its {} bytes within the commit", file.content.size()),
                     }),
                     Some((Some("regular"), _, oid)) => {
                         let known = oid.as_str().is_some_and(|oid| !oid.is_empty());
                         let same = known && {
-                            let own = FileHash::git_blob(&file.content.read_whole(MOST_INLINE)?);
+                            let own = FileHash::git_blob(&file.content.read_whole(MAX_INLINE)?);
                             *oid == own.hex()
                         };
                         Ok(if same { Mode::Unchanged } else { Mode::Inline })
@@ -243,7 +243,7 @@ impl Hub {
             .collect()
     }
 
-    /// Sends what LFS lacks of some files; gives how many bytes that were.
+    /// Sends files that LFS lacks; returns the number of bytes sent.
     fn send_lfs(&self, repository: &str, branch: &str, files: &[&Upload], progress: &Progress) -> Result<u64> {
         if files.is_empty() {
             return Ok(0);
@@ -283,7 +283,7 @@ impl Hub {
         Ok(total)
     }
 
-    /// Sends one object, whole or in parts, and has it confirmed.
+    /// Sends one object, whole or in parts, and verifies it.
     fn send_object(&self, file: &Upload, actions: &Json, transfer: &Transfer<'_>) -> Result<()> {
         let upload = &actions["upload"];
         let wrong = |problem: &str| HubError::Answer { what: file.path.clone(), problem: problem.to_owned() };
@@ -319,7 +319,7 @@ impl Hub {
         Ok(())
     }
 
-    /// Puts a range of a file at an address, again where the connection breaks; gives the tag that the server has for it.
+    /// Puts a range of a file to a URL, with retries; returns the server's tag.
     fn put(
         &self,
         file: &Upload,
@@ -357,7 +357,7 @@ impl Hub {
         }
     }
 
-    /// Sends JSON to an address that LFS named. It gets the token only if it is the hub's own.
+    /// Sends JSON to a URL named by LFS. Only the hub itself receives the token.
     fn tell(&self, file: &Upload, href: &str, headers: &Json, body: &str) -> Result<()> {
         let own = href.strip_prefix(&self.endpoint).is_some_and(|rest| rest.starts_with('/'));
         answered(&file.path, "upload", || {
@@ -378,12 +378,12 @@ impl Hub {
     }
 }
 
-/// How a file goes up.
+/// Storage of an uploaded file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
-    /// It is there.
+    /// Present already.
     Unchanged,
-    /// Through LFS.
+    /// Git LFS.
     Lfs,
     /// Within the commit.
     Inline,

@@ -1,4 +1,4 @@
-//! What runs the functions of a bundle: the CPU executor, or Core ML on a Mac.
+//! Traits that execute the functions of a bundle: on the CPU executor, or with Core ML on a Mac.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -7,35 +7,35 @@ use anec_base::Result;
 use anec_bundle::Bundle;
 use anec_exec::{ProductMemo, Tensor};
 
-/// Sees values inside a function while it runs, by name.
+/// Callback that receives named values inside a function while it runs.
 pub type Watch<'a> = &'a mut dyn FnMut(&str, &Tensor);
 
-/// What a text is at: its calls may run elsewhere.
+/// Generation phase; each phase may use different compute units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Phase {
-    /// Its prompt is computed.
+    /// The prompt is prefilled.
     #[default]
     Prompt,
-    /// It is written, token by token.
+    /// Tokens are decoded one by one.
     Writing,
 }
 
-/// A call of a function.
+/// Call of a function.
 #[derive(Clone, Copy)]
 pub struct FunctionCall<'a> {
-    /// The function: its index in `bundle.json`.
+    /// Index of the function in `bundle.json`.
     pub function: usize,
-    /// Tensors, in the order of its inputs.
+    /// Inputs in the function's order.
     pub inputs: &'a [Arc<Tensor>],
 }
 
 impl<'a> FunctionCall<'a> {
-    /// The inputs as [`Sequence::run`] takes them.
+    /// Returns the inputs as [`Sequence::run`] takes them.
     pub fn borrowed(&self) -> Vec<&'a Tensor> {
         self.inputs.iter().map(Arc::as_ref).collect()
     }
 
-    /// What [`Sequence::run`] or what takes its place gives for the call.
+    /// Stores the outputs of `run` in place of the previous ones.
     pub(super) fn outputs_of(
         &self,
         run: impl FnOnce(usize, &[&Tensor]) -> Result<Vec<Tensor>>,
@@ -44,124 +44,123 @@ impl<'a> FunctionCall<'a> {
     }
 }
 
-/// What one of several texts gives to a call of a function that they share.
+/// One sequence's share of a batched call.
 pub struct BatchMember<'a> {
-    /// Its states.
+    /// States of the text.
     pub sequence: &'a mut (dyn Sequence + 'static),
-    /// Tensors, in the order of the function's inputs.
+    /// Inputs in the function's order.
     pub inputs: &'a [Arc<Tensor>],
 }
 
 impl BatchMember<'_> {
-    /// Runs the function for this text only.
+    /// Runs the function for this sequence only.
     pub(super) fn run_alone(self, function: usize) -> BatchResult {
         self.sequence.run(function, &FunctionCall { function, inputs: self.inputs }.borrowed(), None)
     }
 }
 
-/// What a function gave to one of several texts: its outputs, in their order.
+/// Outputs of a function for one sequence, in their order.
 pub type BatchResult = Result<Vec<Tensor>>;
 
-/// A bundle made ready to run on something.
+/// Executes the functions of a bundle.
 pub trait Backend: Send + Sync {
-    /// Makes a function ready, which its first call would do otherwise: on Core ML that takes seconds to minutes.
+    /// Loads a function ahead of its first call. On Core ML loading takes seconds to minutes.
     ///
     /// # Errors
-    /// When the function can't be loaded.
+    /// If the function can't be loaded.
     fn prepare(&self, function: usize) -> Result<()>;
 
-    /// Whether a function can be made ready without another one being let go for it.
+    /// Returns whether a function can be loaded without evicting another one.
     fn has_room(&self, _function: usize) -> bool {
         true
     }
 
-    /// The same packages for the functions of another bundle, with which it shares what it can of them; nothing where it has no
-    /// packages.
+    /// Returns a backend for the functions of another bundle that shares this backend's packages; `None` if the backend
+    /// has no packages.
     ///
     /// # Errors
-    /// When they can't be had.
+    /// If the packages can't be opened.
     fn of_bundle(&self, _bundle: &Bundle) -> Result<Option<Box<dyn Backend>>> {
         Ok(None)
     }
 
-    /// Begins a text: states of its own, all zero. Weights are shared with every other sequence.
+    /// Creates a sequence whose states are all zero. Weights are shared between sequences.
     ///
     /// # Errors
-    /// When the states can't be had.
+    /// If the states can't be allocated.
     fn sequence(&self) -> Result<Box<dyn Sequence>>;
 
-    /// Runs a function for several texts, whose results are those of [`Sequence::run`] for each, bit for bit; one that
-    /// fails leaves the others as they are. A backend that can't share anything between them runs it for one after the
-    /// other.
+    /// Runs a function for several sequences. Each result equals that of [`Sequence::run`], bit for bit; a failure
+    /// affects only its own sequence. Backends that can't batch run the members one after another.
     fn run_batch(&self, function: usize, members: Vec<BatchMember<'_>>) -> Vec<BatchResult> {
         members.into_iter().map(|member| member.run_alone(function)).collect()
     }
 }
 
-/// The states of one text.
+/// States of one text.
 pub trait Sequence: Any + Send {
-    /// Runs a function of the bundle, by its index in `bundle.json`, with tensors in the order of its inputs, and gives
-    /// its outputs in their order. Floating-point tensors hold f32, whatever the port's type. Functions whose states have
-    /// the same id share them.
+    /// Runs a function, given by its index in `bundle.json`, on inputs in the function's order and returns its outputs
+    /// in their order. Floating-point tensors hold f32, whatever the port's type. Functions whose states have the same
+    /// id share them.
     ///
-    /// `watch` is shown the values inside the function that have a name.
+    /// `watch` receives the named values inside the function.
     ///
     /// # Errors
-    /// When the function can't be loaded or run, or when the backend can't show values and `watch` is given.
+    /// If the function can't be loaded or run, or `watch` is given and the backend can't show values.
     fn run(&mut self, function: usize, inputs: &[&Tensor], watch: Option<Watch<'_>>) -> Result<Vec<Tensor>>;
 
-    /// As [`run`](Sequence::run), with the outputs in place of what `outputs` holds: those of a call before, whose memory is
-    /// used again where nobody else has them and the backend can.
+    /// Runs a function as [`run`](Sequence::run) and replaces the contents of `outputs`: those of an earlier call,
+    /// whose memory is reused where nothing else holds it and the backend supports that.
     ///
     /// # Errors
-    /// As [`run`](Sequence::run).
+    /// Returns any error of [`run`](Sequence::run).
     fn run_into(&mut self, call: FunctionCall<'_>, outputs: &mut Vec<Arc<Tensor>>) -> Result<()> {
         *outputs = call.outputs_of(|function, inputs| self.run(function, inputs, None))?;
         Ok(())
     }
 
-    /// Runs functions that have no states and don't need each other, at the same time where the backend can. The outputs
-    /// of each call take the place of what `outputs` holds for it, as in [`run_into`](Sequence::run_into).
+    /// Runs stateless, independent functions, in parallel where the backend can. The outputs of each call replace its
+    /// element of `outputs`, as in [`run_into`](Sequence::run_into).
     ///
     /// # Errors
-    /// As [`run`](Sequence::run).
+    /// Returns any error of [`run`](Sequence::run).
     fn run_together(&mut self, calls: &[FunctionCall<'_>], outputs: &mut [Vec<Arc<Tensor>>]) -> Result<()> {
         calls.iter().zip(outputs).try_for_each(|(call, outputs)| self.run_into(*call, outputs))
     }
 
-    /// From now on, products with weights are shared with other sequences through a memo, where the backend can: gives
-    /// whether it does. Results are the same, bit for bit.
+    /// Shares products with weights between sequences through a memo, where the backend supports it; returns whether it
+    /// does. Results are the same, bit for bit.
     fn remember(&mut self, _memo: &Arc<ProductMemo>) -> bool {
         false
     }
 
-    /// Says what the calls that follow are for.
+    /// Sets the phase of the following calls.
     fn enter(&mut self, _phase: Phase) {}
 
-    /// What the states of a function hold, in the order of `bundle.json`; nothing where no call has used them, which means
-    /// zeros.
+    /// Returns the contents of a function's states in the order of `bundle.json`; `None` if no call has used them,
+    /// which means zeros.
     ///
     /// # Errors
-    /// When the backend can't show them.
+    /// If the backend can't show them.
     fn states(&self, function: usize) -> Result<Option<Vec<Arc<Tensor>>>>;
 
-    /// Puts values in place of what the states of a function hold, in the order of `bundle.json`.
+    /// Replaces the contents of a function's states, in the order of `bundle.json`.
     ///
     /// # Errors
-    /// When the function can't be loaded, or has other states.
+    /// If the function can't be loaded, or has other states.
     fn set_states(&mut self, function: usize, values: Vec<Tensor>) -> Result<()>;
 
     /// Sets all states to zero.
     ///
     /// # Errors
-    /// When the states can't be had.
+    /// If the states can't be allocated.
     fn reset(&mut self) -> Result<()>;
 
-    /// A text of its own that begins with what this one holds; nothing where the backend can't copy states. Snapshots,
-    /// and texts with the same beginning, are made of it.
+    /// Copies the sequence for a text with the same beginning; `None` if the backend can't copy states. Used for
+    /// snapshots and forks.
     ///
     /// # Errors
-    /// When the states can't be had.
+    /// If the states can't be allocated.
     fn fork(&self) -> Result<Option<Box<dyn Sequence>>> {
         Ok(None)
     }

@@ -1,6 +1,6 @@
-//! How fast a bundle runs: tokens per second of prompts and of texts, time to the first token, energy, memory.
+//! Benchmarks: prefill and decode throughput, time to first token, energy, memory.
 //!
-//! Each number is the median of several runs, after some that don't count; the spread is their median absolute deviation.
+//! Each number is the median of several runs after warm-up; the spread is the median absolute deviation.
 
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
@@ -9,27 +9,27 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::chat::{Chat, ChatTemplate, Message};
-use super::energy::{Energy, Meter};
+use super::energy::{Energy, EnergyMeter};
 use super::{GenerationRequest, LoadedModel, RuntimeError, Tokenizer};
 use anec_base::{ContentDigest, Error, Result, resources};
 use anec_coreml::{CoreMl, Engine};
 
-/// What is measured, and how often.
+/// Lengths and repetitions of a benchmark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BenchmarkOptions {
-    /// Lengths of prompts, in tokens; 64 and 256 if not given, as far as the context holds them.
+    /// Prompt lengths in tokens; `None` means 64 and 256, as far as the context holds them.
     pub prefill: Option<Vec<u64>>,
-    /// Lengths of texts, in tokens; 32 if not given, as far as the context holds them.
+    /// Numbers of generated tokens; `None` means 32, as far as the context holds it.
     pub decode: Option<Vec<u64>>,
-    /// Tokens already in the cache when a text begins.
+    /// Numbers of tokens already in the KV cache.
     pub depth: Vec<u64>,
-    /// Runs that count.
+    /// Number of measured runs.
     pub repetitions: u32,
-    /// Runs before them that don't.
+    /// Number of warm-up runs.
     pub warmup: u32,
-    /// Five prompts of several kinds instead of lengths, each continued once.
+    /// Runs five prompts of several kinds once each, instead of fixed lengths.
     pub suite: bool,
-    /// Also measures energy, by macOS' `powermetrics`.
+    /// Whether energy is measured with `powermetrics` on macOS.
     pub energy: bool,
 }
 
@@ -40,13 +40,13 @@ impl Default for BenchmarkOptions {
     }
 }
 
-/// Lengths of prompts that are measured where none are given.
+/// Default prompt lengths.
 const PREFILL: [u64; 2] = [64, 256];
 
-/// The length of texts that is measured where none is given.
+/// Default number of generated tokens.
 const DECODE: u64 = 32;
 
-/// What is measured: a prompt, or a text after others.
+/// Lengths of one test: a prompt, or generated tokens at a depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Lengths {
     prompt: u64,
@@ -55,7 +55,7 @@ struct Lengths {
 }
 
 impl Lengths {
-    /// Its name, as llama-bench has it.
+    /// Returns the test's name in llama-bench's notation.
     fn name(&self) -> String {
         match self {
             Lengths { generated: 0, prompt, .. } => format!("pp{prompt}"),
@@ -66,10 +66,10 @@ impl Lengths {
 }
 
 impl BenchmarkOptions {
-    /// What is measured of a bundle with such a context.
+    /// Returns the tests for a bundle with this context.
     ///
     /// # Errors
-    /// When a length that was asked for doesn't fit: nothing is measured then.
+    /// If a requested length doesn't fit; nothing is measured then.
     fn lengths(&self, context: u64) -> Result<Vec<Lengths>, RuntimeError> {
         let within = |wanted: String, length: u64, most: u64| match (1..=most).contains(&length) {
             true => Ok(length),
@@ -83,7 +83,7 @@ impl BenchmarkOptions {
             all.push(Lengths { prompt, generated: 0, depth: 0 });
         }
         for &depth in &self.depth {
-            // a text has a token at least
+            // a text has at least one token
             let depth = within(format!("--depth {depth}"), depth, context.saturating_sub(1))?;
             let most = context - depth;
             for &generated in self.decode.as_ref().unwrap_or(&vec![DECODE.min(most)]) {
@@ -95,101 +95,101 @@ impl BenchmarkOptions {
     }
 }
 
-/// What was measured.
+/// Result of a benchmark.
 #[derive(Clone, Debug, Serialize)]
 pub struct Benchmark {
     /// Name of the bundle.
     pub model: String,
-    /// One digest of its files.
+    /// Digest over all files of the bundle.
     pub digest: ContentDigest,
-    /// The machine: a Mac's model and system, or the system and what of its processor the executor uses.
+    /// Machine: a Mac's model and system, or the system and the CPU features that the executor uses.
     pub machine: String,
-    /// What ran it.
+    /// Device that ran the model.
     pub device: String,
-    /// Threads of the CPU executor.
+    /// Number of threads of the CPU executor.
     pub threads: usize,
-    /// Tokens of the largest context.
+    /// Size of the largest context in tokens.
     pub context: u64,
-    /// Bytes of the weights in all packages.
+    /// Size of all packages' weights in bytes.
     pub weight_bytes: u64,
-    /// Seconds until the first token could be computed.
+    /// Load time in seconds, until the first token could be computed.
     pub load_s: f64,
-    /// Bytes of memory at the end.
+    /// Resident memory at the end, in bytes.
     pub resident_bytes: Option<u64>,
-    /// Bytes of memory at most.
+    /// Peak memory in bytes.
     pub peak_bytes: Option<u64>,
-    /// Lengths.
+    /// Results by length.
     pub tests: Vec<BenchmarkTest>,
-    /// Prompts of the suite.
+    /// Results of the suite's prompts.
     pub suite: Vec<BenchmarkCase>,
-    /// Times of functions.
+    /// Time spent in each function.
     pub functions: Vec<FunctionTime>,
 }
 
-/// A length, measured several times.
+/// Result for one length.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchmarkTest {
-    /// `pp64`: a prompt of 64 tokens; `tg32`: a text of 32; `@ d256` after 256 others.
+    /// Name of the test: `pp64` is a prompt of 64 tokens, `tg32` 32 generated tokens, `@ d256` a depth of 256 tokens.
     pub test: String,
-    /// Tokens of the prompt.
+    /// Number of prompt tokens.
     pub prompt: u64,
-    /// Tokens of the text.
+    /// Number of generated tokens.
     pub generated: u64,
-    /// Tokens before.
+    /// Number of tokens already in the KV cache.
     pub depth: u64,
-    /// Tokens per second.
+    /// Median throughput in tokens per second.
     pub median_tps: f64,
     /// Median absolute deviation of tokens per second.
     pub spread_tps: f64,
     /// Tokens per second of each run.
     pub samples_tps: Vec<f64>,
-    /// Median of the times to the first token, in milliseconds.
+    /// Median time to first token in milliseconds.
     pub ttft_ms: f64,
-    /// Energy of all counted runs.
+    /// Energy of all measured runs.
     pub energy: Option<Energy>,
-    /// Energy for each of their tokens.
+    /// Energy per token in millijoules.
     pub millijoules_per_token: Option<f64>,
 }
 
-/// A prompt of the suite.
+/// Result for one prompt of the suite.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchmarkCase {
-    /// Its name.
+    /// Name of the prompt.
     pub name: &'static str,
-    /// Tokens of the prompt, of the chat's template too.
+    /// Number of prompt tokens, including the chat template's.
     pub prompt_tokens: usize,
-    /// Tokens of the text.
+    /// Number of generated tokens.
     pub gen_tokens: usize,
-    /// Tokens of the prompt per second.
+    /// Prefill throughput in tokens per second.
     pub prefill_tps: f64,
-    /// Tokens of the text per second.
+    /// Decode throughput in tokens per second.
     pub decode_tps: f64,
-    /// Milliseconds to the first token.
+    /// Time to first token in milliseconds.
     pub ttft_ms: f64,
-    /// Milliseconds of all.
+    /// Total time in milliseconds.
     pub inference_ms: f64,
-    /// The text.
+    /// Generated text.
     pub text: String,
 }
 
-/// The calls of a function.
+/// Time spent in a function.
 #[derive(Clone, Debug, Serialize)]
 pub struct FunctionTime {
-    /// Its package.
+    /// Package that contains the function.
     pub package: String,
-    /// Its name.
+    /// Name of the function.
     pub function: String,
     /// Number of calls.
     pub calls: u64,
-    /// Milliseconds of all.
+    /// Total time in milliseconds.
     pub total_ms: f64,
-    /// Milliseconds of one.
+    /// Mean time per call in milliseconds.
     pub mean_ms: f64,
-    /// Share of the time of all functions, up to 1.
+    /// Share of the time of all functions, 0 to 1.
     pub share: f64,
 }
 
-/// Name, prompt and most tokens of the suite's cases: as many tokens as a small server's benchmark asked for.
+/// Name, prompt and maximum number of tokens of each case of the suite.
 const SUITE: [(&str, &str, usize); 5] = [
     ("tiny", "Say hello.", 10),
     ("short", "What is the capital of France, and on which river does it lie?", 20),
@@ -205,11 +205,10 @@ const SUITE: [(&str, &str, usize); 5] = [
 ];
 
 impl Benchmark {
-    /// Measures a bundle that `load` opens; the time that this takes counts as load time. `device` is what the result calls what
-    /// ran it.
+    /// Benchmarks the bundle that `load` opens; opening counts as load time. `device` names the device in the result.
     ///
     /// # Errors
-    /// When it can't be opened or run, a length doesn't fit its context, or energy can't be measured here.
+    /// If the bundle can't be opened or run, a length doesn't fit the context, or energy can't be measured.
     pub fn run(
         load: impl FnOnce() -> Result<Arc<LoadedModel>>,
         device: String,
@@ -218,11 +217,11 @@ impl Benchmark {
         let start = Instant::now();
         let model = load()?;
         let lengths = if options.suite { Vec::new() } else { options.lengths(model.context())? };
-        // functions are made ready when they are first called
+        // the first call loads the functions
         continue_text(&model, 1, 1, 2)?;
         let load_s = start.elapsed().as_secs_f64();
         let (model, profile) = model.profiled()?;
-        let mut meter = options.energy.then(Meter::start).transpose()?;
+        let mut meter = options.energy.then(EnergyMeter::start).transpose()?;
         let (mut tests, mut suite) = (Vec::new(), Vec::new());
         if options.suite {
             suite = cases(&model, options.warmup)?;
@@ -260,7 +259,6 @@ impl Benchmark {
     }
 }
 
-/// What the numbers are of.
 fn machine() -> Result<String> {
     match CoreMl::new() {
         Ok(engine) => Ok(engine.machine()?.to_string()),
@@ -271,13 +269,13 @@ fn machine() -> Result<String> {
     }
 }
 
-/// Writes a text after a prompt; gives the times until the first token and after it.
+/// Continues a prompt; returns the time spans until and after the first token.
 fn continue_text(model: &Arc<LoadedModel>, prompt: u64, generated: u64, length: u64) -> Result<[Range<Instant>; 2]> {
     let vocab_size = model.bundle().model.vocab_size;
-    // what the tokens are makes no difference for the time; the same ones each time do for the comparison
+    // throughput doesn't depend on token ids; a fixed sequence keeps runs comparable
     let tokens: Vec<u32> = (0..prompt).map(|i| (i.wrapping_mul(7919) % vocab_size) as u32).collect();
     let session = model.start(length.max(prompt))?;
-    // the first token comes with the prompt
+    // prefill yields the first token
     let max_tokens = if generated > 0 { generated as usize + 1 } else { 0 };
     let start = Instant::now();
     let request = GenerationRequest { prompt: tokens, max_tokens, ..GenerationRequest::default() };
@@ -288,11 +286,10 @@ fn continue_text(model: &Arc<LoadedModel>, prompt: u64, generated: u64, length: 
     Ok([start..first, first..Instant::now()])
 }
 
-/// Measures a length.
 fn test(
     model: &Arc<LoadedModel>,
     options: &BenchmarkOptions,
-    meter: &mut Option<Meter>,
+    meter: &mut Option<EnergyMeter>,
     lengths: Lengths,
 ) -> Result<BenchmarkTest> {
     let Lengths { prompt, generated, depth } = lengths;
@@ -330,7 +327,6 @@ fn test(
     })
 }
 
-/// Continues the prompts of the suite.
 fn cases(model: &Arc<LoadedModel>, warmup: u32) -> Result<Vec<BenchmarkCase>> {
     let tokenizer = Tokenizer::of(model.bundle(), model.folder())?;
     let template = match ChatTemplate::of(model.bundle(), model.folder(), &tokenizer) {
@@ -365,7 +361,7 @@ fn cases(model: &Arc<LoadedModel>, warmup: u32) -> Result<Vec<BenchmarkCase>> {
     SUITE.into_iter().map(case).collect()
 }
 
-/// The middle of some numbers.
+/// Median.
 fn median(numbers: &[f64]) -> f64 {
     let mut sorted = numbers.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -392,7 +388,7 @@ mod tests {
         assert_eq!(names(&usual, 16).unwrap(), ["pp16", "tg15"]);
         let deep = BenchmarkOptions { depth: vec![1, 120], ..usual.clone() };
         assert_eq!(names(&deep, 128).unwrap(), ["pp64", "pp128", "tg32", "tg8 @ d120"]);
-        // what was asked for is measured as it is, or refused by its name
+        // requested lengths are measured exactly or refused by name
         let prompts = |prefill| BenchmarkOptions { prefill: Some(vec![prefill]), ..usual.clone() };
         assert_eq!(names(&prompts(128), 128).unwrap(), ["pp128", "tg32"]);
         for (options, named) in [

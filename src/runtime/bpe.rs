@@ -1,6 +1,5 @@
-//! Reading a `tokenizer.json` whose model is byte-pair encoding, as most are. The tokenizers crate copies the vocabulary and
-//! the merges several times before it knows what model they are of, which takes longer than anything else at the start
-//! of a program. Where the file says what it is, it is read in one go.
+//! Fast reader of `tokenizer.json` with byte-pair encoding. The tokenizers crate copies vocabulary and merges several
+//! times before it knows the model's type, which dominates the program's start. This reader deserializes them once.
 
 use std::fmt;
 
@@ -9,8 +8,8 @@ use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use tokenizers::models::bpe::{BPE, BpeBuilder, Vocab};
 use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, Tokenizer};
 
-/// The tokenizer in these bytes, without its truncation and padding; nothing where it is of another kind, or damaged, which
-/// the crate's own reader tells.
+/// Reads a tokenizer without its truncation and padding; `None` if the model has another type or the file is damaged,
+/// which the crate's own reader reports.
 pub(super) fn read(bytes: &[u8]) -> Option<Tokenizer> {
     let file: File = serde_json::from_slice(bytes).ok()?;
     let mut tokenizer = Tokenizer::new(file.model.build()?);
@@ -22,7 +21,7 @@ pub(super) fn read(bytes: &[u8]) -> Option<Tokenizer> {
     Some(tokenizer)
 }
 
-/// What a tokenizer does to a text beside looking up tokens.
+/// Steps of a tokenizer beside the vocabulary.
 #[derive(Deserialize)]
 pub(super) struct Steps {
     pub(super) normalizer: Option<NormalizerWrapper>,
@@ -96,7 +95,7 @@ impl Model {
     }
 }
 
-/// Pairs of tokens: `["a", "b"]`, or `"a b"` in older files.
+/// Reads pairs of tokens: `["a", "b"]`, or `"a b"` in older files.
 fn merges<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(String, String)>, D::Error> {
     struct All;
     impl<'de> Visitor<'de> for All {
@@ -117,7 +116,7 @@ fn merges<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(String, Str
     deserializer.deserialize_seq(All)
 }
 
-/// A pair of tokens; nothing in the line that says which version an older file is of.
+/// Pair of tokens; `None` for the version line of older files.
 struct Merge(Option<(String, String)>);
 
 impl<'de> Deserialize<'de> for Merge {
@@ -173,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_is_what_the_crate_reads() {
+    fn both_readers_agree() {
         for merges in [json!([["a", "b"], ["ab", "ab"]]), json!(["#version: 0.2", "a b", "ab ab"])] {
             let bytes = file(merges).to_string().into_bytes();
             let expected = Tokenizer::from_bytes(&bytes).unwrap();
@@ -186,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_something_else_is_left_to_the_crate() {
+    fn other_models_are_left_to_the_crate() {
         let merges = || json!([["a", "b"]]);
         let with = |change: &dyn Fn(&mut Value)| {
             let mut file = file(merges());

@@ -1,4 +1,4 @@
-//! What the calls of a text have worked with, kept so that the next ones allocate nothing.
+//! Buffers of a text's calls, reused so that later calls allocate nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,24 +6,24 @@ use std::sync::Arc;
 use super::inputs::InputTensors;
 use anec_exec::Tensor;
 
-/// Of a text's calls.
+/// Buffers of one text.
 #[derive(Default)]
 pub(super) struct CallBuffers {
-    /// What inputs were made of.
+    /// Tensors that inputs are made from.
     pub(super) tensors: InputTensors,
-    /// Room for the inputs of one call.
+    /// Inputs of one call.
     pub(super) inputs: Vec<Arc<Tensor>>,
-    /// What each function of the layers has given last.
+    /// Last outputs of each layer function.
     pub(super) outputs: BTreeMap<usize, Vec<Arc<Tensor>>>,
-    /// Of the LM head.
+    /// Buffers of the LM head.
     pub(super) head: HeadBuffers,
 }
 
-/// Of the calls of the LM head, which are made together: for each of its parts.
+/// Buffers of the LM head's calls, one element for each of its parts; the parts run together.
 #[derive(Default)]
 pub(super) struct HeadBuffers {
-    /// Room for inputs.
+    /// Inputs of each part.
     pub(super) inputs: Vec<Vec<Arc<Tensor>>>,
-    /// What was given last.
+    /// Last outputs of each part.
     pub(super) outputs: Vec<Vec<Arc<Tensor>>>,
 }

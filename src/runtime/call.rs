@@ -1,4 +1,4 @@
-//! A call of a function: its inputs out of what came before, its result out of its outputs.
+//! A function call: its inputs are assembled from earlier outputs, its result is taken from its outputs.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,17 +13,16 @@ use anec_bundle::FILE_NAME;
 use anec_bundle::{Port, PortRole};
 use anec_exec::Tensor;
 
-/// Channels whose columns are copied at a time: small enough that all their tokens stay in the cache until each has its
-/// own.
+/// Number of channels whose columns are copied at a time, small enough to stay in the CPU cache.
 const CHANNELS_AT_A_TIME: usize = 256;
 
-/// What goes from function to function beside the hidden states.
+/// Returns whether functions pass on this value beside the hidden states.
 fn is_carried(role: &PortRole) -> bool {
     role.is_carried() || matches!(role, PortRole::ExpertInput | PortRole::ExpertShares)
 }
 
-/// Puts what the call of a step's function takes into `inputs`, and gives the function: what comes from those before, the
-/// hidden states among it, and what else it takes from the text; functions of the head take nothing else.
+/// Fills `inputs` for a step's function and returns the function: values of earlier functions, including the hidden
+/// states, and the text's own inputs. Functions of the head take no others.
 pub(super) fn prepare(
     model: &LoadedModel,
     step: &Step,
@@ -56,7 +55,7 @@ pub(super) fn prepare(
     Ok(function)
 }
 
-/// Hidden states in the shape of a port.
+/// Returns hidden states in the shape of a port.
 fn hidden_input(port: &Port, hidden: &Columns) -> Result<Arc<Tensor>, RuntimeError> {
     let size = hidden.count as u64;
     match fits(port, &hidden.tensor().shape, size) {
@@ -65,7 +64,7 @@ fn hidden_input(port: &Port, hidden: &Columns) -> Result<Arc<Tensor>, RuntimeErr
     }
 }
 
-/// What goes on from a function that took the hidden states of `flow`.
+/// Returns the values to pass on after a function that took the hidden states of `flow`.
 pub(super) fn after(
     model: &LoadedModel,
     function: usize,
@@ -83,7 +82,7 @@ pub(super) fn after(
     Ok(flow)
 }
 
-/// Copies the logits of a piece of the head to their places among all: a row of `width` for each of the first tokens.
+/// Copies the logits of a head part to their places: one row of `width` for each of the first tokens.
 pub(super) fn place_logits(piece: &Columns, rows: Range<usize>, logits: &mut [f32], width: usize) {
     for first in (0..rows.len()).step_by(CHANNELS_AT_A_TIME) {
         let channels = first..rows.len().min(first + CHANNELS_AT_A_TIME);
@@ -94,7 +93,7 @@ pub(super) fn place_logits(piece: &Columns, rows: Range<usize>, logits: &mut [f3
     }
 }
 
-/// The output of a role, of a call of `size` tokens.
+/// Returns the output of a role from a call of `size` tokens.
 pub(super) fn result(
     model: &LoadedModel,
     function: usize,

@@ -1,15 +1,15 @@
-//! SentencePiece's table of what characters become, in a tokenizer of a stranger: a double array (Aoe 1989, as darts-clone writes it)
-//! and the texts that it points to. The library that looks characters up trusts it; a table that leads out of itself would end the
-//! program.
+//! Check of SentencePiece's character table in untrusted tokenizers: a double array (Aoe 1989, in darts-clone's format)
+//! and the texts that it points to. The library that uses the table doesn't check it; a pointer out of the table would
+//! abort the program.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value as Json;
 
-/// Refuses a normalizer one of whose tables leads out of itself.
+/// Checks the character tables of a normalizer.
 ///
 /// # Errors
-/// What is wrong with it.
+/// If a table points out of itself.
 pub(super) fn check(normalizer: &Json) -> Result<(), String> {
     match normalizer {
         Json::Array(steps) => steps.iter().try_for_each(check),
@@ -17,15 +17,15 @@ pub(super) fn check(normalizer: &Json) -> Result<(), String> {
             None => step.values().try_for_each(check),
             Some(text) => {
                 let bytes = STANDARD.decode(text).map_err(|error| format!("precompiled_charsmap: {error}"))?;
-                leads_nowhere(&bytes).map_err(|problem| format!("precompiled_charsmap: {problem}"))
+                check_table(&bytes).map_err(|problem| format!("precompiled_charsmap: {problem}"))
             }
         },
         _ => Ok(()),
     }
 }
 
-/// Follows every text that the array knows.
-fn leads_nowhere(bytes: &[u8]) -> Result<(), String> {
+/// Follows every text that the array contains.
+fn check_table(bytes: &[u8]) -> Result<(), String> {
     let short = || "it is shorter than it says".to_owned();
     let (size, rest) = bytes.split_first_chunk::<4>().ok_or_else(short)?;
     let (array, forms) = rest.split_at_checked(u32::from_le_bytes(*size) as usize).ok_or_else(short)?;
@@ -35,7 +35,7 @@ fn leads_nowhere(bytes: &[u8]) -> Result<(), String> {
     let mut seen = vec![false; units.len()];
     let mut open = vec![offset(*units.first().ok_or_else(short)?)];
     while let Some(base) = open.pop() {
-        // whatever byte comes next, it is looked up from here
+        // every byte value is looked up from here
         if base | 0xFF >= units.len() {
             return Err(format!("unit {base} leads out of {} units", units.len()));
         }
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// A table that makes "ä" of "a", with one of its units replaced.
+    /// Returns a table that maps "a" to "ä", with one unit replaced.
     fn table(at: usize, unit: u32) -> Json {
         let mut units = vec![0u32; 512];
         // from the root to block 256 by nothing, from there by `a`, whose form is at 256 ^ 0x61 ^ 1
@@ -89,7 +89,7 @@ mod tests {
         assert!(refused(256 ^ 0x61 ^ 1, 1 << 31 | 1).contains("leads to no text"), "in the middle of a character");
         let short = json!({"precompiled_charsmap": STANDARD.encode([9, 0, 0, 0, 1])});
         assert!(check(&short).unwrap_err().contains("shorter than it says"));
-        // what is accepted is looked up without harm, and what isn't would not be
+        // accepted tables are looked up without harm; refused ones would panic
         let normalizer = |json: Json| serde_json::from_value::<tokenizers::NormalizerWrapper>(json).unwrap();
         let normalized = |json: Json| {
             let mut text = tokenizers::NormalizedString::from("ab");

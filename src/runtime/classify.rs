@@ -1,4 +1,4 @@
-//! Models that look both ways at a text of any length: its tokens in windows, their labels, the spans that those mark.
+//! Token classification of texts of any length: windows, labels, spans.
 
 pub mod bioes;
 pub mod redact;

@@ -1,4 +1,4 @@
-//! Text that keeps to a form: JSON by a schema, a regular expression, a grammar. The forms are llguidance's.
+//! Constrained text: JSON by a schema, a regular expression, or a grammar, with llguidance.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -19,31 +19,31 @@ const JSON_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,24}";
 /// Most bytes of a grammar's source. The time to compile one grows with the square of its length.
 const MAX_SOURCE: usize = 64 << 10;
 
-/// Most symbols in the productions of a grammar.
+/// Maximum number of symbols in a grammar's productions.
 const MAX_SYMBOLS: usize = 50_000;
 
-/// Makes constraints for a vocabulary.
+/// Compiles grammars for a vocabulary.
 pub struct Grammars {
     factory: ParserFactory,
 }
 
-/// A grammar on its way through a text.
+/// Grammar with the state of a text.
 #[derive(Clone)]
 pub struct Constraint {
     matcher: Matcher,
 }
 
 impl Grammars {
-    /// For a tokenizer, of which the model has `vocab_size` tokens. `ends` are the tokens that end a text.
+    /// Creates the compiler for a tokenizer and a model of `vocab_size` tokens. `ends` are the tokens that end a text.
     ///
     /// # Errors
-    /// When no token ends a text, or the vocabulary is unfit.
+    /// If no token ends a text, or the vocabulary is unsuitable.
     pub fn new(tokenizer: &Tokenizer, vocab_size: u64, ends: &[u32]) -> Result<Self, RuntimeError> {
         let ends: Vec<u32> = ends.iter().copied().filter(|id| u64::from(*id) < vocab_size).collect();
         let Some(end) = ends.first() else {
             return Err(grammar("no token of the model ends a text".into()));
         };
-        // a special token has a name that no text has
+        // special tokens get a name that no text contains
         let word = |id: u32| match tokenizer.token_bytes(id) {
             bytes if bytes.is_empty() => {
                 [vec![TokTrie::SPECIAL_TOKEN_MARKER], tokenizer.token(id).unwrap_or_default().into_bytes()].concat()
@@ -57,15 +57,15 @@ impl Grammars {
         factory.quiet();
         let limits = factory.limits_mut();
         limits.max_grammar_size = MAX_SYMBOLS;
-        // errors are shown to clients, who know nothing of parser states
+        // errors reach clients, who can't use parser states
         limits.verbose_errors = false;
         Ok(Grammars { factory })
     }
 
-    /// A constraint at the beginning of its text.
+    /// Compiles a grammar and starts a text.
     ///
     /// # Errors
-    /// When the grammar is wrong, unsupported or too large; the message says where.
+    /// If the grammar is wrong, unsupported or too large; the message says where.
     pub fn start(&self, form: &Grammar) -> Result<Constraint, RuntimeError> {
         let bytes = form.source_bytes();
         if bytes > MAX_SOURCE {
@@ -99,11 +99,10 @@ impl Grammars {
 }
 
 impl Constraint {
-    /// Closes the logits of tokens that can't come next: those stay whose text fits, and those that end the text where it
-    /// may end.
+    /// Sets the logits of tokens that can't come next to -inf. Tokens that end the text stay where it may end.
     ///
     /// # Errors
-    /// When the grammar became too complex.
+    /// If the grammar became too complex.
     pub fn mask_logits(&mut self, logits: &mut [f32]) -> Result<(), RuntimeError> {
         let allowed: SimpleVob =
             self.matcher.compute_mask_or_eos().map_err(|error| grammar(for_clients(&error.to_string())))?;
@@ -115,22 +114,22 @@ impl Constraint {
         Ok(())
     }
 
-    /// Tells that `token` is now part of the text.
+    /// Adds a token to the text.
     ///
     /// # Errors
-    /// When it doesn't fit.
+    /// If it doesn't fit the grammar.
     pub fn accept_token(&mut self, token: u32) -> Result<(), RuntimeError> {
         self.matcher.consume_token(token).map_err(|error| grammar(for_clients(&error.to_string())))
     }
 
-    /// Whether nothing can follow.
+    /// Returns whether nothing can follow.
     pub fn is_finished(&self) -> bool {
         self.matcher.is_stopped()
     }
 }
 
 impl Grammar {
-    /// Bytes of its source.
+    /// Returns the size of the source in bytes.
     fn source_bytes(&self) -> usize {
         match self {
             Grammar::JsonSchema(schema) => schema.to_string().len(),
@@ -139,10 +138,10 @@ impl Grammar {
     }
 }
 
-/// What is said of a grammar that breaks a limit of the compiler.
+/// Error for a grammar that exceeds a limit of the compiler.
 const TOO_COMPLEX: &str = "it is too complex to be compiled";
 
-/// A message of llguidance without parser states and backtraces.
+/// Returns a message of llguidance without parser states and backtraces.
 fn for_clients(problem: &str) -> String {
     if problem.contains("panic") {
         return TOO_COMPLEX.into();
@@ -165,7 +164,7 @@ mod tests {
         Tokenizer::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo/model/tokenizer.json")).unwrap()
     }
 
-    /// A text that a model without knowledge writes under a constraint: any token that is open, and the end rarely.
+    /// Generates text under a constraint without a model: any allowed token, rarely the end.
     fn babble(form: &Grammar, seed: u64) -> String {
         let tokenizer = tokenizer();
         let grammars = Grammars::new(&tokenizer, 2048, &[0]).unwrap();
@@ -174,7 +173,7 @@ mod tests {
         let mut ids = Vec::new();
         while !constraint.is_finished() && ids.len() < 2000 {
             let mut logits = vec![0.0; 2048];
-            // what closes strings and objects is likelier, so that texts end
+            // closing tokens are likelier, so that texts end
             for id in ["\"", "}", "]", "\"}"].iter().filter_map(|token| tokenizer.id(token)) {
                 logits[id as usize] = 6.0;
             }
@@ -221,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_to_a_schema_is_valid_by_it() {
+    fn constrained_text_satisfies_its_schema() {
         let schema = json!({
             "type": "object",
             "properties": {

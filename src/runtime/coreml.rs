@@ -1,4 +1,4 @@
-//! The backend over Core ML: compiled functions with states of their own kind, on the devices that are asked for.
+//! Backend over Core ML: compiled functions with their own kind of states, on the requested devices.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -25,12 +25,12 @@ use anec_exec::{Tensor, TensorData};
 /// Name of the backend.
 pub const NAME: &str = "coreml";
 
-/// The devices that Core ML may use, by what a text is at.
+/// Compute units of each phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PhaseUnits {
-    /// For prompts.
+    /// Units for prefill.
     pub prompt: ComputeUnits,
-    /// For tokens that are written one after the other.
+    /// Units for decoding.
     pub writing: ComputeUnits,
 }
 
@@ -59,10 +59,10 @@ impl fmt::Display for PhaseUnits {
     }
 }
 
-/// The bundle in a folder, on Core ML. Functions may have so many bytes of weights in memory, if there is a limit.
+/// Opens a bundle on Core ML. `memory` limits the bytes of weights in memory.
 ///
 /// # Errors
-/// When there is no Core ML or no bundle, the bundle contradicts itself, or a function has more weights than that.
+/// If there is no Core ML or no bundle, the bundle contradicts itself, or a function's weights exceed the limit.
 pub fn open(folder: &Path, units: impl Into<PhaseUnits>, memory: Option<u64>) -> Result<Arc<LoadedModel>> {
     if !folder.join(FILE_NAME).exists() {
         return Err(RuntimeError::NoBundle { path: folder.to_owned() }.into());
@@ -74,8 +74,8 @@ pub fn open(folder: &Path, units: impl Into<PhaseUnits>, memory: Option<u64>) ->
     LoadedModel::new(bundle, folder, host, Box::new(backend))
 }
 
-/// A bundle on Core ML. Functions are loaded when they are first called, and compiled before that if they aren't yet. Under
-/// a limit of memory, others are let go for them.
+/// Runs a bundle on Core ML. Functions are compiled and loaded on their first call; under a memory limit others are
+/// evicted for them.
 pub struct CoreMlBackend<E: Engine> {
     shared: Arc<Shared<E>>,
 }
@@ -83,7 +83,7 @@ pub struct CoreMlBackend<E: Engine> {
 struct Shared<E: Engine> {
     engine: Arc<E>,
     bundle: Bundle,
-    /// Functions of each package, those of a layer that drafts among them.
+    /// Number of functions of each package, including those of a draft layer.
     siblings: BTreeMap<String, usize>,
     folder: PathBuf,
     units: PhaseUnits,
@@ -91,11 +91,11 @@ struct Shared<E: Engine> {
     loaded: FunctionPool<(usize, ComputeUnits), Mutex<E::Function>>,
 }
 
-/// A function in memory, which one call at a time may use.
+/// Function in memory, used by one call at a time.
 type Loaded<E> = Mutex<<E as Engine>::Function>;
 
 impl<E: Engine> CoreMlBackend<E> {
-    /// A bundle in a folder. Nothing is loaded yet.
+    /// Creates the backend for a bundle in a folder. Nothing is loaded yet.
     pub fn new(engine: Arc<E>, bundle: &Bundle, folder: &Path, units: impl Into<PhaseUnits>, cache: Cache) -> Self {
         let (bundle, folder, units) = (bundle.clone(), folder.to_owned(), units.into());
         let loaded = FunctionPool::new(None);
@@ -104,11 +104,11 @@ impl<E: Engine> CoreMlBackend<E> {
         CoreMlBackend { shared: Arc::new(Shared { engine, bundle, siblings, folder, units, cache, loaded }) }
     }
 
-    /// With at most so many bytes of weights in memory, if there is a limit: each function counts with all weights of its
-    /// package, of which Core ML makes a copy for it.
+    /// Limits the bytes of weights in memory. Each function counts with all weights of its package, because Core ML
+    /// copies them for it.
     ///
     /// # Errors
-    /// When a function has more.
+    /// If a function's weights exceed the limit.
     pub fn within(self, memory: Option<u64>) -> Result<Self, RuntimeError> {
         let Shared { engine, bundle, siblings, folder, units, cache, .. } = &*self.shared;
         let siblings = siblings.clone();
@@ -134,20 +134,20 @@ impl<E: Engine> Shared<E> {
         let entry = self.entry(index)?;
         self.loaded.get((index, units), self.weights(index, entry, units), |_| {
             let siblings = self.siblings.get(&entry.package).copied().unwrap_or(1);
-            // the only function of a package has no name for Core ML
+            // Core ML has no name for the only function of a package
             let name = (siblings > 1).then_some(entry.function.as_str());
             let model = self.compiled(&entry.package)?;
             Ok(Mutex::new(self.engine.load(&model, name, units)?))
         })
     }
 
-    /// The copy of the weights that a function has for itself.
+    /// Returns a function's own copy of the weights.
     fn weights(&self, index: usize, entry: &FunctionEntry, units: ComputeUnits) -> FunctionWeights {
         let id = 2 * index + usize::from(units != self.units.prompt);
         FunctionWeights { id, bytes: weight_bytes(&self.bundle, entry) }
     }
 
-    /// The compiled model of a package: the bundle's own, or one from the cache.
+    /// Returns the compiled model of a package: the bundle's own, or one from the cache.
     fn compiled(&self, package: &str) -> Result<PathBuf> {
         let entry = self.bundle.packages.iter().find(|entry| entry.package == package);
         let entry = entry.ok_or_else(|| self.wrong(format!("there is no package `{package}`")))?;
@@ -159,7 +159,7 @@ impl<E: Engine> Shared<E> {
     }
 }
 
-/// The states of a function as arrays.
+/// Returns the states of a function as arrays.
 fn state_arrays(entry: &FunctionEntry) -> Vec<StridedArray> {
     let array = |state: &StatePort| StridedArray {
         name: state.name.clone(),
@@ -169,13 +169,13 @@ fn state_arrays(entry: &FunctionEntry) -> Vec<StridedArray> {
     entry.states.iter().map(array).collect()
 }
 
-/// The names of a function's states. Functions that have one in common have all in common, under the same names: Core ML
-/// makes the states of a package's function together.
+/// Returns the names of a function's states. Functions share either all states or none, because Core ML creates the
+/// states of a package's functions together.
 fn state_names(entry: &FunctionEntry) -> Vec<String> {
     entry.states.iter().map(|state| state.name.clone()).collect()
 }
 
-/// The digest of a package as the bundle has it.
+/// Returns the digest of a package recorded in the bundle.
 fn recorded_digest(entry: &PackageEntry) -> String {
     let prefix = format!("{}/", entry.package);
     let name = |file: &str| file.strip_prefix(&prefix).unwrap_or(file).to_owned();
@@ -216,68 +216,68 @@ type ArraysOf<E> = <<E as Engine>::Function as LoadedFunction>::Call;
 struct CoreMlSequence<E: Engine> {
     shared: Arc<Shared<E>>,
     phase: Phase,
-    /// By the id of a function's first state: functions with that state have all their states in common.
-    states: BTreeMap<String, Held<E>>,
-    /// By function and number of tokens.
+    /// States by the id of a function's first state; functions with that state share all their states.
+    states: BTreeMap<String, FunctionState<E>>,
+    /// Arrays by function and number of tokens.
     arrays: BTreeMap<(usize, usize), Arrays<E>>,
 }
 
-/// The states of a function.
-struct Held<E: Engine> {
+/// States of a function.
+struct FunctionState<E: Engine> {
     arrays: Vec<StridedArray>,
-    content: HeldContent<E>,
+    content: StateContent<E>,
 }
 
-/// States of Core ML are used by functions of the package that made them, loaded for the same devices, as long as the one
-/// that made them is in memory: for anything else they are made anew, with the same values.
-enum HeldContent<E: Engine> {
-    /// Made by a function that was loaded for these devices.
+/// Contents of states. Core ML can use a state only with functions of the package that created it, loaded for the same
+/// devices, while the creating function is in memory. Elsewhere it is created anew with the same values.
+enum StateContent<E: Engine> {
+    /// State created by a function that was loaded for these units.
     State { state: StateOf<E>, maker: Weak<Loaded<E>>, units: ComputeUnits },
-    /// Values of states that are made when a function needs them.
+    /// Values of states that are created when a function needs them.
     Values(Vec<OwnedValues>),
 }
 
-impl<E: Engine> Held<E> {
+impl<E: Engine> FunctionState<E> {
     fn values(&self) -> Result<Vec<OwnedValues>> {
         Ok(match &self.content {
-            HeldContent::State { state, .. } => E::Function::read(state, &self.arrays)?,
-            HeldContent::Values(values) => values.clone(),
+            StateContent::State { state, .. } => E::Function::read(state, &self.arrays)?,
+            StateContent::Values(values) => values.clone(),
         })
     }
 
-    /// The states, for a function that `maker` guards.
+    /// Returns the states for the function that `maker` guards.
     fn state(&mut self, maker: &Arc<Loaded<E>>, function: &E::Function, units: ComputeUnits) -> Result<&StateOf<E>> {
         let usable = match &self.content {
-            HeldContent::State { maker, units: own, .. } => *own == units && maker.strong_count() > 0,
-            HeldContent::Values(_) => false,
+            StateContent::State { maker, units: own, .. } => *own == units && maker.strong_count() > 0,
+            StateContent::Values(_) => false,
         };
         if !usable {
             let state = function.restore(&self.arrays, &self.values()?)?;
-            self.content = HeldContent::State { state, maker: Arc::downgrade(maker), units };
+            self.content = StateContent::State { state, maker: Arc::downgrade(maker), units };
         }
         match &self.content {
-            HeldContent::State { state, .. } => Ok(state),
-            HeldContent::Values(_) => {
+            StateContent::State { state, .. } => Ok(state),
+            StateContent::Values(_) => {
                 let problem = "states were made and aren't there".to_owned();
                 Err(RuntimeError::Backend { backend: NAME, problem }.into())
             }
         }
     }
 
-    /// The same values, for another text.
+    /// Copies the values for another text.
     fn copy(&self) -> Result<Self> {
         let content = match &self.content {
-            HeldContent::State { state, maker, units } => match maker.upgrade() {
+            StateContent::State { state, maker, units } => match maker.upgrade() {
                 Some(function) => {
                     let names: Vec<String> = self.arrays.iter().map(|array| array.name.clone()).collect();
                     let copy = function.lock().unwrap_or_else(PoisonError::into_inner).copy(state, &names)?;
-                    HeldContent::State { state: copy, maker: maker.clone(), units: *units }
+                    StateContent::State { state: copy, maker: maker.clone(), units: *units }
                 }
-                None => HeldContent::Values(self.values()?),
+                None => StateContent::Values(self.values()?),
             },
-            HeldContent::Values(values) => HeldContent::Values(values.clone()),
+            StateContent::Values(values) => StateContent::Values(values.clone()),
         };
-        Ok(Held { arrays: self.arrays.clone(), content })
+        Ok(FunctionState { arrays: self.arrays.clone(), content })
     }
 }
 
@@ -291,7 +291,7 @@ impl<E: Engine> CoreMlSequence<E> {
     }
 }
 
-/// The arrays of calls of one size.
+/// Arrays of calls of one size.
 struct Arrays<E: Engine> {
     bound: ArraysOf<E>,
     outputs: Vec<StridedArray>,
@@ -303,7 +303,6 @@ impl<E: Engine> Arrays<E> {
         Ok(Arrays { bound: function.call(&inputs, &outputs)?, outputs })
     }
 
-    /// Runs a function.
     fn run(&mut self, function: &E::Function, state: Option<&StateOf<E>>, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
         let values = inputs.iter().map(|tensor| match &tensor.data {
             TensorData::F32(values) => Ok(Values::Floats(values)),
@@ -339,8 +338,8 @@ impl<E: Engine> Sequence for CoreMlSequence<E> {
             Some(Entry::Occupied(held)) => Some(held.into_mut().state(&maker, &loaded, units)?),
             Some(Entry::Vacant(place)) => {
                 let state = loaded.state(&state_names(entry))?;
-                let content = HeldContent::State { state, maker: Arc::downgrade(&maker), units };
-                let held = place.insert(Held { arrays: state_arrays(entry), content });
+                let content = StateContent::State { state, maker: Arc::downgrade(&maker), units };
+                let held = place.insert(FunctionState { arrays: state_arrays(entry), content });
                 Some(held.state(&maker, &loaded, units)?)
             }
         };
@@ -356,7 +355,7 @@ impl<E: Engine> Sequence for CoreMlSequence<E> {
         if !self.shared.loaded.holds_together(weights.collect::<Result<Vec<_>>>()?) {
             return calls.iter().zip(outputs).try_for_each(|(call, outputs)| self.run_into(*call, outputs));
         }
-        // each call has its arrays to itself while it runs
+        // each call owns its arrays while it runs
         let prepared = calls.iter().map(|call| {
             let loaded = self.shared.function(call.function, units)?;
             let entry = self.shared.entry(call.function)?;
@@ -411,25 +410,25 @@ impl<E: Engine> Sequence for CoreMlSequence<E> {
             TensorData::F32(values) => Ok(OwnedValues::Floats(values)),
             _ => Err(self.shared.wrong(format!("function `{}` has states of floats", entry.function))),
         });
-        let content = HeldContent::Values(owned.collect::<Result<_, _>>()?);
-        self.states.insert(first.id.clone(), Held { arrays: state_arrays(entry), content });
+        let content = StateContent::Values(owned.collect::<Result<_, _>>()?);
+        self.states.insert(first.id.clone(), FunctionState { arrays: state_arrays(entry), content });
         Ok(())
     }
 
     fn reset(&mut self) -> Result<()> {
-        // new ones are zero
+        // new states are zero
         self.states.clear();
         Ok(())
     }
 
     fn fork(&self) -> Result<Option<Box<dyn Sequence>>> {
-        let copy = |(id, held): (&String, &Held<E>)| Ok((id.clone(), held.copy()?));
+        let copy = |(id, held): (&String, &FunctionState<E>)| Ok((id.clone(), held.copy()?));
         let states = self.states.iter().map(copy).collect::<Result<_>>()?;
         Ok(Some(Box::new(CoreMlSequence { states, ..CoreMlSequence::new(self.shared.clone(), self.phase) })))
     }
 }
 
-/// An array's values as a tensor.
+/// Converts an array's values to a tensor.
 fn to_tensor(array: &StridedArray, values: OwnedValues) -> Tensor {
     match values {
         OwnedValues::Floats(values) => Tensor::new(array.shape.clone(), values),
@@ -437,7 +436,7 @@ fn to_tensor(array: &StridedArray, values: OwnedValues) -> Tensor {
     }
 }
 
-/// The number of tokens that inputs are for.
+/// Returns the number of tokens that the inputs have.
 fn tokens(ports: &[Port], inputs: &[&Tensor]) -> usize {
     let of_port = |(port, tensor): (&Port, &&Tensor)| {
         let axis = port.shape.iter().position(|extent| matches!(extent, PortDim::Tokens(_)))?;
@@ -446,7 +445,7 @@ fn tokens(ports: &[Port], inputs: &[&Tensor]) -> usize {
     ports.iter().zip(inputs).find_map(of_port).unwrap_or(1)
 }
 
-/// The arrays of ports for calls of `size` tokens.
+/// Returns the arrays of ports for calls of `size` tokens.
 fn arrays(ports: &[Port], size: usize) -> Vec<StridedArray> {
     let array = |port: &Port| StridedArray {
         name: port.name.clone(),
@@ -456,7 +455,7 @@ fn arrays(ports: &[Port], size: usize) -> Vec<StridedArray> {
     ports.iter().map(array).collect()
 }
 
-/// The element type that a port has in a package.
+/// Returns the element type of a port in a package.
 pub fn element(role: &PortRole) -> Element {
     match role {
         PortRole::SliceBegin | PortRole::SliceEnd | PortRole::Argmax => Element::I32,

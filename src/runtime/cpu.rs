@@ -1,4 +1,4 @@
-//! The backend that is everywhere: the emitted program on the CPU executor.
+//! Backend over the CPU executor, available everywhere: runs the emitted program.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +16,7 @@ use anec_exec::{ExecError, ExecOptions, Executable, Precision, ProductMemo, Sequ
 use anec_mil::{Function, Program, SymbolRange, ValueType};
 use smallvec::SmallVec;
 
-/// The programs and weights of a bundle, read when first needed and shared by everything that runs them.
+/// Programs and weights of a bundle, read on first use and shared by all backends.
 pub struct PackageStore {
     folder: PathBuf,
     functions: Vec<Signature>,
@@ -25,36 +25,36 @@ pub struct PackageStore {
     beyond: bool,
 }
 
-/// The packages themselves.
+/// Opened packages.
 #[derive(Default)]
 struct Packages {
     read: Mutex<BTreeMap<String, Arc<Program>>>,
     weights: WeightCache,
 }
 
-/// What a bundle says of a function.
+/// Interface of a function according to the bundle.
 struct Signature {
-    /// Functions of one package have its weights in common.
+    /// Weights; functions of one package share them.
     weights: FunctionWeights,
     package: String,
     function: String,
     inputs: Vec<String>,
     outputs: Vec<String>,
-    /// Names of its states, and their ids.
+    /// Names and ids of its states.
     states: Vec<(String, String)>,
     /// Ids of the states that hold keys and values.
     caches: Vec<String>,
-    /// Most tokens of a call.
+    /// Maximum number of tokens per call.
     most: u64,
 }
 
 impl PackageStore {
-    /// The programs of a bundle in a folder. Nothing is read yet.
+    /// Creates the store of a bundle in a folder. Nothing is read yet.
     pub fn of(bundle: &Bundle, folder: &Path) -> Arc<Self> {
         Arc::new(Self::with(bundle, folder, false))
     }
 
-    /// The programs of a bundle that was [widened](super::widened()).
+    /// Creates the store of a bundle that was [widened](super::widened()).
     pub fn beyond(bundle: &Bundle, folder: &Path) -> Arc<Self> {
         Arc::new(Self::with(bundle, folder, true))
     }
@@ -87,13 +87,13 @@ impl PackageStore {
         }
     }
 
-    /// The same programs and weights, for the functions of another bundle of these packages.
+    /// Returns the same programs and weights for the functions of another bundle of these packages.
     fn shared_with(&self, bundle: &Bundle) -> Arc<Self> {
         let other = Self::with(bundle, &self.folder, self.beyond);
         Arc::new(PackageStore { packages: self.packages.clone(), ..other })
     }
 
-    /// Bytes of weights in memory.
+    /// Returns the bytes of weights in memory.
     pub fn weight_bytes(&self) -> usize {
         self.packages.weights.bytes()
     }
@@ -137,23 +137,23 @@ impl PackageStore {
 }
 
 impl Signature {
-    /// The function can't be made ready or run.
+    /// Returns the error of a function that can't be compiled or run.
     fn failed(&self, error: ExecError) -> RuntimeError {
         RuntimeError::Function { package: self.package.clone(), error }
     }
 
-    /// Inputs in the bundle's order, under their names.
+    /// Returns inputs in the bundle's order with their names.
     fn named<'a, T, C: FromIterator<(&'a str, T)>>(&'a self, inputs: impl IntoIterator<Item = T>) -> C {
         self.inputs.iter().map(String::as_str).zip(inputs).collect()
     }
 
-    /// Outputs in the bundle's order, which needn't be the program's.
+    /// Returns outputs in the bundle's order, which may differ from the program's.
     fn in_order(&self, mut outputs: Vec<(String, Tensor)>) -> Vec<Tensor> {
         let mut take = |name: &String| outputs.iter().position(|(n, _)| n == name).map(|i| outputs.swap_remove(i).1);
         self.outputs.iter().filter_map(&mut take).collect()
     }
 
-    /// Puts the outputs of a program into the bundle's order.
+    /// Sorts the outputs of a program into the bundle's order.
     fn sort(&self, executable: &Executable, outputs: &mut [Arc<Tensor>]) {
         let mut names: SmallVec<[&str; 8]> = executable.output_names().collect();
         for (index, name) in self.outputs.iter().enumerate() {
@@ -164,7 +164,7 @@ impl Signature {
         }
     }
 
-    /// The function with its states named by their ids, under which all functions of a text keep them.
+    /// Renames the function's states to their ids, under which all functions of a text keep them.
     fn with_ids(&self, function: &Function) -> Function {
         let mut function = function.clone();
         for input in function.inputs.clone() {
@@ -178,7 +178,7 @@ impl Signature {
         function
     }
 
-    /// Whether a function has the inputs, outputs and states that the bundle names.
+    /// Checks that a function has the inputs, outputs and states that the bundle names.
     fn check(&self, function: &Function) -> Result<(), String> {
         let inputs: BTreeSet<&str> = function.tensor_inputs().map(|value| value.name.as_str()).collect();
         let outputs: BTreeSet<&str> = function.outputs().map(|value| value.name.as_str()).collect();
@@ -202,7 +202,7 @@ impl Signature {
     }
 }
 
-/// A bundle on the CPU executor, in one precision.
+/// Runs a bundle on the CPU executor in one precision.
 pub struct CpuBackend {
     shared: Arc<Compiled>,
 }
@@ -210,19 +210,19 @@ pub struct CpuBackend {
 struct Compiled {
     programs: Arc<PackageStore>,
     options: CpuOptions,
-    /// Every op is carried out as it stands, and seen.
+    /// Whether every op runs unfused and can be observed.
     unfused: bool,
     executables: FunctionPool<usize, Executable>,
     idle: IdleStates,
 }
 
 impl CpuBackend {
-    /// Runs programs in a precision. Functions are made ready when they are first called.
+    /// Creates a backend in a precision. Functions are compiled on their first call.
     pub fn new(programs: Arc<PackageStore>, precision: Precision) -> Self {
         Self::with(programs, &CpuOptions::new(precision), false)
     }
 
-    /// As [`new`](CpuBackend::new), but every op is carried out as it stands, and who watches sees all of them.
+    /// Creates a backend that runs every op unfused, so that all values can be observed.
     pub fn unfused(programs: Arc<PackageStore>, precision: Precision) -> Self {
         Self::with(programs, &CpuOptions::new(precision), true)
     }
@@ -232,10 +232,10 @@ impl CpuBackend {
         CpuBackend { shared: Arc::new(Compiled { programs, options: *options, unfused, executables, idle }) }
     }
 
-    /// Runs the programs of `bundle`, which makes the calls that the options say.
+    /// Creates the backend of `bundle` with the calls and limits of the options.
     ///
     /// # Errors
-    /// When a function has more weights than the options allow.
+    /// If a function's weights exceed the limit.
     pub fn within(bundle: &Bundle, programs: Arc<PackageStore>, options: &CpuOptions) -> Result<Self, RuntimeError> {
         check_limit(bundle, options.max_memory_bytes)?;
         Ok(Self::with(programs, options, false))
@@ -253,7 +253,7 @@ impl Compiled {
         })
     }
 
-    /// Makes the states of a function be kept in the precision of caches.
+    /// Keeps the states of a function in the precision of caches.
     fn keep_caches(&self, signature: &Signature, state: &mut State) {
         if self.options.caches == CachePrecision::F16 {
             signature.caches.iter().for_each(|id| state.hold_in_half_precision(id));
@@ -287,7 +287,7 @@ impl Backend for CpuBackend {
         let (true, Ok(executable), Ok(signature)) =
             (own, shared.executable(function), shared.programs.signature(function))
         else {
-            // a function that can't be loaded says so
+            // returns the function's error for each member
             return members.into_iter().map(|member| member.run_alone(function)).collect();
         };
         let call = |BatchMember { sequence, inputs }| {
@@ -304,14 +304,14 @@ impl Backend for CpuBackend {
 }
 
 impl CpuBackend {
-    /// A text's sequence, if this backend made it.
+    /// Returns the text's sequence if this backend created it.
     fn own<'a>(&self, sequence: &'a mut (dyn Sequence + 'static)) -> Option<&'a mut CpuSequence> {
         let sequence: &mut dyn Any = sequence;
         sequence.downcast_mut::<CpuSequence>().filter(|own| Arc::ptr_eq(&own.shared, &self.shared))
     }
 }
 
-/// A text's states.
+/// States of a text.
 #[derive(Clone)]
 struct CpuSequence {
     shared: Arc<Compiled>,
@@ -319,7 +319,7 @@ struct CpuSequence {
 }
 
 impl CpuSequence {
-    /// The states, with those of a function among them.
+    /// Returns the states, including those of a function.
     fn state_of(&mut self, function: usize, signature: &Signature, executable: &Executable) -> &mut State {
         let SequenceStates { state, known } = &mut self.states;
         if known.insert(function) {
@@ -370,14 +370,14 @@ impl Sequence for CpuSequence {
 
     fn states(&self, function: usize) -> Result<Option<Vec<Arc<Tensor>>>> {
         let signature = self.shared.programs.signature(function)?;
-        // functions of other numbers of tokens have the same
+        // functions for other numbers of tokens share them
         Ok(signature.states.iter().map(|(_, id)| self.states.state.get(id)).collect())
     }
 
     fn set_states(&mut self, function: usize, values: Vec<Tensor>) -> Result<()> {
         let shared = self.shared.clone();
         let signature = shared.programs.signature(function)?;
-        // what the function adds when it is first called leaves these as they are
+        // the first call of the function adds only what is missing
         signature.states.iter().zip(values).for_each(|((_, id), tensor)| self.states.state.set(id, tensor));
         shared.keep_caches(signature, &mut self.states.state);
         Ok(())

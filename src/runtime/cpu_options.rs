@@ -1,22 +1,21 @@
-//! How the CPU executor runs a bundle.
+//! Options of the CPU executor.
 
 use std::fmt;
 use std::str::FromStr;
 
 use anec_exec::Precision;
 
-/// How the executor keeps keys and values from call to call.
+/// Precision in which keys and values are kept between calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CachePrecision {
-    /// As they were computed.
+    /// As computed.
     #[default]
     F32,
-    /// Rounded to fp16, as a device keeps them: half of the memory, and half of what each token of a long text reads. Precisions that
-    /// round fp16 values keep the same numbers either way.
+    /// Rounded to fp16, as on a device: half the memory and half the reads per decoded token. Precisions that round to
+    /// fp16 anyway give the same numbers.
     F16,
 }
 
-/// `f32` or `f16`.
 impl fmt::Display for CachePrecision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -35,27 +34,28 @@ impl FromStr for CachePrecision {
     }
 }
 
-/// How the CPU executor runs a bundle.
+/// Options of the CPU executor.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuOptions {
-    /// Of fp16 values.
+    /// Precision of fp16 values.
     pub precision: Precision,
-    /// Of keys and values that are states of functions. Those that functions take as inputs are kept as they were computed.
+    /// Precision of keys and values kept as states. Those that functions take as inputs are kept as computed.
     pub caches: CachePrecision,
-    /// Bytes of weights in memory at most: functions that were needed longest ago are let go for others.
+    /// Maximum bytes of weights in memory; the least recently used functions are evicted.
     pub max_memory_bytes: Option<u64>,
-    /// Functions of a range of tokens that continue texts take up to 64, if a token's values don't depend on how many there
-    /// are, and as long as no ring of a sliding window comes round. Calls are those of the bundle otherwise.
+    /// Whether calls of text-generation functions with a range of tokens may have up to 64 tokens, provided that a
+    /// token's values don't depend on the number of tokens and no sliding window's ring wraps. Calls are those of the
+    /// bundle otherwise.
     pub wide_calls: bool,
 }
 
 impl CpuOptions {
-    /// The calls of the bundle in a precision, without limits.
+    /// Returns options with the bundle's own calls and no limits.
     pub fn new(precision: Precision) -> Self {
         CpuOptions { precision, caches: CachePrecision::F32, max_memory_bytes: None, wide_calls: false }
     }
 
-    /// To write texts: in a precision, with wide calls.
+    /// Returns options for text generation: wide calls in a precision.
     pub fn to_write(precision: Precision) -> Self {
         CpuOptions { wide_calls: true, ..CpuOptions::new(precision) }
     }

@@ -1,12 +1,12 @@
-//! Drafts of a smaller model (speculative decoding, arXiv:2211.17192, arXiv:2302.01318): it writes the next few tokens, and the
+//! Speculative decoding with a draft model (arXiv:2211.17192, arXiv:2302.01318): it drafts the next tokens, and the
 //! model verifies them in one call.
 //!
-//! The text stays what the model alone would write, token for token, sampled or not. The model draws each token from its own
-//! distribution, by its own random numbers; a draft counts only if it is the token that was drawn. So that it often is, the smaller
-//! model draws with the same random numbers: where both have the same distribution they draw the same token.
+//! The text equals that of the model alone, token for token, sampled or greedy. The model draws each token from its own
+//! distribution with its own random numbers; a draft counts only if it equals the drawn token. The draft model draws
+//! with the same random numbers to make that likely: equal distributions give equal tokens.
 //!
-//! The smaller model may be a layer of the model's own bundle (multi-token prediction), which reads the hidden state before each
-//! token beside the token: the model's, which the generation passes on, and its own behind tokens that it has drafted.
+//! The draft model may be a layer of the model's own bundle (multi-token prediction). It reads the hidden state before
+//! each token beside the token: the model's for verified tokens, its own for drafted ones.
 
 use std::sync::Arc;
 
@@ -18,64 +18,65 @@ use super::sampling::Sampler;
 use super::session::{PreviousHidden, TokenSession};
 use anec_base::Result;
 
-/// A smaller model on the same text.
+/// Draft model on the same text.
 pub struct Drafter {
     session: TokenSession,
     most: usize,
-    /// None for a model that needs nothing but tokens.
-    told: Option<ToldStates>,
+    /// Hidden states received; `None` for a model that reads only tokens.
+    told: Option<ReceivedStates>,
 }
 
-/// What a layer that drafts is told of the model's hidden states.
-struct ToldStates {
-    /// The position in the text of the first that it was told.
+/// Hidden states of the main model, as passed to a draft layer.
+struct ReceivedStates {
+    /// Position of the first hidden state received.
     first: usize,
-    /// Tokens that it has computed behind the model's hidden states.
+    /// Number of tokens computed from the model's hidden states.
     known: usize,
-    /// A row for each of the next tokens.
+    /// Hidden states of the next tokens, one row each.
     rows: Vec<f32>,
 }
 
 impl Drafter {
-    /// Drafts of at most `most` tokens by `model`, for texts of up to `length` tokens or as many as fit.
+    /// Creates a drafter of at most `most` tokens per draft with `model`, for texts of up to `length` tokens or its own
+    /// context.
     ///
     /// # Errors
-    /// When the model doesn't continue texts, or the backend has no room.
+    /// If the model doesn't continue texts, or the backend can't allocate states.
     pub fn new(model: &Arc<LoadedModel>, length: u64, most: usize) -> Result<Self> {
         model.continues_texts()?;
-        let told = model.reads_hidden().then(|| ToldStates { first: 0, known: 0, rows: Vec::new() });
+        let told = model.reads_hidden().then(|| ReceivedStates { first: 0, known: 0, rows: Vec::new() });
         Ok(Drafter { session: model.start(length.min(model.context()))?, most, told })
     }
 
-    /// It is told of the model's hidden states from a position of the text on.
-    pub(super) fn told_from(&mut self, position: usize) {
+    /// Sets the position from which hidden states will be received.
+    pub(super) fn receive_from(&mut self, position: usize) {
         if let Some(told) = &mut self.told {
             told.first = position;
         }
     }
 
-    /// Whether it wants to be [told](Drafter::tell) of hidden states.
+    /// Returns whether it reads [hidden states](Drafter::tell).
     pub(super) fn reads_hidden(&self) -> bool {
         self.told.is_some()
     }
 
-    /// What left the model's last layer for the next tokens of the text, a row for each.
+    /// Adds the output of the model's last layer for the next tokens, one row each.
     pub(super) fn tell(&mut self, rows: &[f32]) {
         if let Some(told) = &mut self.told {
             told.rows.extend(rows);
         }
     }
 
-    /// Tokens of a draft, at most.
+    /// Returns the maximum number of tokens per draft.
     pub fn most(&self) -> usize {
         self.most
     }
 
-    /// Up to `most` tokens that may follow `prompt` and the text `ids` after it; `sampler` is the model's, before it draws
-    /// them. None where the text is beyond the smaller model's context or vocabulary.
+    /// Drafts up to `most` tokens that may follow `prompt` and the generated `ids`. `sampler` is the model's, before it
+    /// draws them. The draft is empty where the text exceeds the draft model's context or vocabulary.
     ///
     /// # Errors
-    /// When a function fails.
+    /// If a function fails.
     pub fn draft(
         &mut self,
         request: &GenerationRequest,
@@ -87,7 +88,7 @@ impl Drafter {
         let session = &mut self.session;
         let width = session.model().bundle().model.hidden_size as usize;
         if let Some(told) = &self.told {
-            // its first token is that behind the first hidden state
+            // its first token belongs to the first hidden state
             text.drain(..(told.first + 1).min(text.len()));
             if text.len() <= told.known || (text.len() - told.known) * width != told.rows.len() {
                 return Ok(Vec::new());
@@ -99,7 +100,7 @@ impl Drafter {
         if most == 0 || text.iter().any(|token| u64::from(*token) >= vocabulary) {
             return Ok(Vec::new());
         }
-        // the last token is computed for its logits; what was drafted and not taken is forgotten
+        // the last token is computed for its logits; rejected drafts are forgotten
         let known = match &mut self.told {
             None => common(session.tokens(), &text).min(text.len() - 1),
             Some(told) => std::mem::replace(&mut told.known, text.len()),
@@ -173,7 +174,7 @@ mod tests {
     #[test]
     fn drafts_change_calls_and_nothing_else() {
         let model = long(FakeOptions::default());
-        // a twin; one that has another table for long texts, and ends early; one that can't go back
+        // a twin; one with another rotary table for long texts that ends early; one that can't rewind
         let drafts = [
             long(FakeOptions::default()),
             fake::model(&FakeOptions { contexts: vec![40], ..FakeOptions::default() }).0,
@@ -192,7 +193,7 @@ mod tests {
                         let (found, counts) = write(&model, &plain, Some(draft));
                         assert_eq!(found, expected, "draft {number}, seed {seed}");
                         assert!(counts.accepted <= counts.drafted);
-                        // a twin draws the same, whatever is random
+                        // a twin draws the same tokens
                         if number == 0 && speculation == 0 {
                             assert_eq!(counts.accepted, counts.drafted);
                             assert!(counts.accepted >= 21, "{counts:?}: three of four of 29 tokens");
@@ -203,8 +204,8 @@ mod tests {
         }
     }
 
-    /// The share of every text of two tokens, over many seeds, is its probability: chi-squared with 63 degrees of freedom is below
-    /// 103.4 in 999 of 1000 cases.
+    /// Over many seeds, the frequency of every two-token text equals its probability: chi-squared with 63 degrees of
+    /// freedom is below 103.4 in 999 of 1000 cases.
     #[test]
     fn the_distribution_is_the_models() {
         const TEXTS: u64 = 4_000;

@@ -1,4 +1,4 @@
-//! Whole texts in one go: their final hidden states, pooled to a vector, or judged by a classifier.
+//! Embeddings and classification of whole texts.
 //!
 //! ```text
 //! vector = normalize(W pool(states) + b)          embedding
@@ -17,7 +17,7 @@ use anec_base::Result;
 use anec_bundle::{Pooling, ProjectionActivation};
 use ndarray::ArrayView1;
 
-/// A model that gives vectors of texts.
+/// Computes embeddings of texts.
 pub struct Embedder {
     model: Arc<LoadedModel>,
     pooling: Pooling,
@@ -26,10 +26,10 @@ pub struct Embedder {
 }
 
 impl Embedder {
-    /// Of a model; `pooling` replaces the bundle's.
+    /// Creates an embedder; `pooling` overrides the bundle's.
     ///
     /// # Errors
-    /// When the model gives no vectors.
+    /// If the model is no embedding model.
     pub fn new(model: &Arc<LoadedModel>, pooling: Option<Pooling>) -> Result<Self> {
         let Some(facts) = model.bundle().model.embedding() else {
             return Err(RuntimeError::NoEmbedding { path: model.folder().to_owned() }.into());
@@ -42,29 +42,29 @@ impl Embedder {
         })
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn model(&self) -> &Arc<LoadedModel> {
         &self.model
     }
 
-    /// Numbers of a vector.
+    /// Returns the number of elements of an embedding.
     pub fn dimension(&self) -> usize {
         let hidden_size = self.model.bundle().model.hidden_size as usize;
         self.projections.last().map_or(hidden_size, |projection| projection.weight.nrows())
     }
 
-    /// The final hidden states of a text, `[tokens, hidden_size]`.
+    /// Returns the final hidden states of a text, `[tokens, hidden_size]`.
     ///
     /// # Errors
-    /// When the text has no tokens, is too long, names tokens that don't exist, or a function fails.
+    /// If the text has no tokens, is too long, names tokens that don't exist, or a function fails.
     pub fn states(&self, text: &EncodedText) -> Result<Vec<f32>> {
         states(&self.model, text)
     }
 
-    /// The vector of a text.
+    /// Returns the embedding of a text.
     ///
     /// # Errors
-    /// As [`Embedder::states`].
+    /// Returns any error of [`Embedder::states`].
     pub fn embed(&self, text: &EncodedText) -> Result<Vec<f32>> {
         let states = self.states(text)?;
         let mut vector = pool(&states, self.model.bundle().model.hidden_size as usize, self.pooling);
@@ -73,7 +73,7 @@ impl Embedder {
         }
         if self.normalize {
             let length = vector.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
-            // as the reference has it: a vector of zeros stays one
+            // as in the reference: a zero vector stays zero
             let factor = (1.0 / length.max(1e-12)) as f32;
             vector.iter_mut().for_each(|value| *value *= factor);
         }
@@ -95,10 +95,10 @@ impl HostProduct {
     }
 }
 
-/// The logits of the labels of a text, or of a pair of texts.
+/// Returns the logits of the labels of a text, or of a pair of texts.
 ///
 /// # Errors
-/// When the model doesn't classify texts, or as [`Embedder::states`].
+/// If the model doesn't classify texts; any error of [`Embedder::states`].
 pub fn classify(model: &Arc<LoadedModel>, text: &EncodedText) -> Result<Vec<f32>> {
     let Some(classification) = model.bundle().model.sequence_classification() else {
         return Err(RuntimeError::NoTextLabels { path: model.folder().to_owned() }.into());
@@ -118,7 +118,7 @@ fn states(model: &Arc<LoadedModel>, text: &EncodedText) -> Result<Vec<f32>> {
     }
 }
 
-/// One state of many, `[tokens, width]`.
+/// Pools states `[tokens, width]` to one.
 fn pool(states: &[f32], width: usize, pooling: Pooling) -> Vec<f32> {
     let count = states.len() / width;
     match pooling {

@@ -1,11 +1,11 @@
-//! Texts as tokens, for models that read them as a whole.
+//! Tokenized texts for models that read them whole.
 
-/// A text, or a pair of texts, as tokens.
+/// Tokens of a text, or of a pair of texts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EncodedText {
-    /// Tokens.
+    /// Token ids.
     pub ids: Vec<u32>,
-    /// The type of each token, 1 in the second text of a pair; all are 0 if empty.
+    /// Type of each token: 1 in the second text of a pair. Empty means all 0.
     pub types: Vec<u32>,
 }
 

@@ -1,5 +1,5 @@
-//! How much energy a piece of work takes, by macOS' `powermetrics`: the power of the processor, the graphics processor and the
-//! Neural Engine, several times a second. It wants root, or a rule of `sudo` that asks for no password.
+//! Energy of a piece of work, measured with macOS' `powermetrics`: CPU, GPU and Neural Engine power, sampled several
+//! times a second. Needs root or a passwordless `sudo` rule.
 
 use std::io::{BufRead, BufReader, Read};
 use std::ops::{Add, Range};
@@ -11,24 +11,24 @@ use serde::Serialize;
 
 use super::error::RuntimeError;
 
-/// Milliseconds of a sample.
+/// Sampling interval in milliseconds.
 const INTERVAL: &str = "100";
-/// Time in which a sample has to come.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time within which a sample must arrive.
+const SAMPLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Energy in joules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Energy {
-    /// Of the processor.
+    /// CPU energy.
     pub cpu_j: f64,
-    /// Of the graphics processor.
+    /// GPU energy.
     pub gpu_j: f64,
-    /// Of the Neural Engine.
+    /// Neural Engine energy.
     pub ane_j: f64,
 }
 
 impl Energy {
-    /// Of all three.
+    /// Returns the sum of all three.
     pub fn total_j(&self) -> f64 {
         self.cpu_j + self.gpu_j + self.ane_j
     }
@@ -46,27 +46,27 @@ impl Add for Energy {
     }
 }
 
-/// What `powermetrics` says of an interval.
+/// One interval reported by `powermetrics`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Sample {
-    /// Length of the interval, in seconds.
+    /// Length of the interval in seconds.
     seconds: f64,
     energy: Energy,
 }
 
-/// A running `powermetrics`.
-pub struct Meter {
+/// Running `powermetrics` process.
+pub struct EnergyMeter {
     child: Child,
     incoming: Receiver<(Instant, Sample)>,
-    /// Samples so far, with the moments at which their intervals ended.
+    /// Samples with the ends of their intervals.
     samples: Vec<(Instant, Sample)>,
 }
 
-impl Meter {
-    /// Starts it, and waits for its first sample.
+impl EnergyMeter {
+    /// Starts the process and waits for its first sample.
     ///
     /// # Errors
-    /// When it isn't here (it comes with macOS), or isn't allowed.
+    /// If `powermetrics` (part of macOS) is missing or not permitted.
     pub fn start() -> Result<Self, RuntimeError> {
         let mut problems = Vec::new();
         for command in [&["powermetrics"][..], &["sudo", "-n", "powermetrics"]] {
@@ -95,13 +95,13 @@ impl Meter {
                     if let Some(sample) = reader.line(&line)
                         && sender.send((Instant::now(), sample)).is_err()
                     {
-                        // nobody measures any more: the pipe closes, and with it goes the program
+                        // the receiver is gone: closing the pipe ends the program
                         return;
                     }
                 }
             });
         }
-        let mut meter = Meter { child, incoming, samples: Vec::new() };
+        let mut meter = EnergyMeter { child, incoming, samples: Vec::new() };
         if meter.wait() {
             return Ok(meter);
         }
@@ -114,9 +114,9 @@ impl Meter {
         Err(if said.is_empty() { "it gives no samples".into() } else { said.to_owned() })
     }
 
-    /// Takes the next sample; false if none comes.
+    /// Reads the next sample; returns false if there is none.
     fn wait(&mut self) -> bool {
-        match self.incoming.recv_timeout(PATIENCE) {
+        match self.incoming.recv_timeout(SAMPLE_TIMEOUT) {
             Ok(sample) => {
                 self.samples.push(sample);
                 true
@@ -125,10 +125,10 @@ impl Meter {
         }
     }
 
-    /// The energy between two moments since the start: each sample counts by its part of that time.
+    /// Returns the energy between two moments since the start; samples count by their overlap.
     ///
     /// # Errors
-    /// When no more samples come.
+    /// If no more samples arrive.
     pub fn between(&mut self, time: &Range<Instant>) -> Result<Energy, RuntimeError> {
         while self.samples.last().is_none_or(|(end, _)| *end < time.end) {
             if !self.wait() {
@@ -146,24 +146,24 @@ impl Meter {
     }
 }
 
-impl Drop for Meter {
+impl Drop for EnergyMeter {
     fn drop(&mut self) {
-        // under sudo it can't be killed from here; then it ends when it next writes
+        // under sudo it can't be killed from here; it ends at its next write
         let _ = self.child.kill();
         let _ = self.child.try_wait();
     }
 }
 
-/// Reads the text form of samples.
+/// Parser of the text form of samples.
 #[derive(Default)]
 struct SampleReader {
-    /// Length of the interval, and the power of each part in milliwatts, as far as they were said.
+    /// Length of the interval and power of each part in milliwatts, as far as known.
     seconds: Option<f64>,
     milliwatts: [Option<f64>; 3],
 }
 
 impl SampleReader {
-    /// The sample that a line completes.
+    /// Returns the sample that a line completes.
     fn line(&mut self, line: &str) -> Option<Sample> {
         if line.starts_with("*** Sampled system activity") {
             let elapsed = line.rsplit_once("ms elapsed").and_then(|(before, _)| before.rsplit('(').next());
@@ -205,7 +205,7 @@ mod tests {
         let samples = vec![(at(1100), sample(1.0)), (at(1200), sample(2.0)), (at(1300), sample(4.0))];
         let child = Command::new("true").spawn().unwrap();
         let (_, incoming) = channel();
-        let mut meter = Meter { child, incoming, samples };
+        let mut meter = EnergyMeter { child, incoming, samples };
         // half of the second, a quarter of the third
         let energy = meter.between(&(at(1150)..at(1225))).unwrap();
         assert!((energy.ane_j - 2.0).abs() < 1e-6, "{energy:?}");

@@ -1,227 +1,227 @@
-//! Errors of running a bundle.
+//! Errors of the runtime.
 
 use std::path::PathBuf;
 
 use anec_base::{Diagnostic, Fault, FileError};
 use anec_exec::ExecError;
 
-/// What can go wrong between a bundle and its text.
+/// Error between a bundle and its text.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuntimeError {
-    /// The system refused a file.
+    /// File error of the system.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A file of the bundle isn't what it should be, or contradicts another.
+    /// File of the bundle that is damaged or contradicts another.
     #[error("{}: {problem}", path.display())]
     Bundle {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Found and expected.
+        /// Found and expected values.
         problem: String,
     },
-    /// A function of the bundle can't be run by the CPU executor.
+    /// Function that the CPU executor can't run.
     #[error("{package}, {error}")]
     Function {
-        /// The package that it is in.
+        /// Package that contains it.
         package: String,
-        /// Function, op, found and expected.
+        /// Function, op, found and expected values.
         error: ExecError,
     },
-    /// The folder holds no bundle.
+    /// Folder without a bundle.
     #[error("{}: no bundle here: it has no bundle.json", path.display())]
     NoBundle {
-        /// The folder.
+        /// Path of the folder.
         path: PathBuf,
     },
-    /// The folder holds several bundles.
+    /// Folder with several bundles.
     #[error("the current folder holds {} bundles: {}", names.len(), names.join(", "))]
     SeveralBundles {
-        /// Their folders.
+        /// Folders of the bundles.
         names: Vec<String>,
     },
-    /// Energy can't be measured.
+    /// Energy that can't be measured.
     #[error("energy can't be measured: {problem}")]
     NoEnergy {
-        /// What was tried, and what came of it.
+        /// Attempt and its outcome.
         problem: String,
     },
-    /// The text doesn't fit into the key-value cache.
+    /// Text that exceeds the KV cache.
     #[error("the text needs {tokens} tokens, but the bundle's largest context has {context}")]
     ContextFull {
-        /// Tokens that it would have.
+        /// Number of tokens of the text.
         tokens: u64,
-        /// Tokens that fit.
+        /// Number of tokens that fit.
         context: u64,
     },
-    /// A length to measure that the key-value cache has no room for, or none at all.
+    /// Requested length without room in the KV cache.
     #[error("{wanted} has to be from 1 to {most}: the bundle's largest context has {context} tokens")]
     BenchmarkLength {
-        /// The option, and what it asks for.
+        /// Option and its value.
         wanted: String,
-        /// Tokens that fit there.
+        /// Number of tokens that fit there.
         most: u64,
-        /// Tokens that fit in all.
+        /// Size of the largest context.
         context: u64,
     },
-    /// A token that the model doesn't have.
+    /// Token outside of the vocabulary.
     #[error("token {token} doesn't exist: the vocabulary has {vocab_size} tokens, 0 to {}", vocab_size.saturating_sub(1))]
     Token {
-        /// The token.
+        /// Token id.
         token: u32,
-        /// Tokens of the model.
+        /// Size of the vocabulary.
         vocab_size: u64,
     },
-    /// A parameter is out of its range.
+    /// Parameter outside of its range.
     #[error("`{field}` is {value}, but has to be from {least} to {most}")]
     OutOfRange {
-        /// The parameter.
+        /// Name of the parameter.
         field: &'static str,
-        /// What it is.
+        /// Value of the parameter.
         value: String,
-        /// Its least value.
+        /// Smallest value.
         least: String,
-        /// Its largest value.
+        /// Largest value.
         most: String,
     },
-    /// A text that can't fit into the context, however it is tokenized.
+    /// Text that exceeds the context however it is tokenized.
     #[error("the text has {bytes} bytes, and the bundle's largest context of {context} tokens holds at most {most}")]
     TextTooLong {
-        /// Bytes of the text.
+        /// Size of the text in bytes.
         bytes: usize,
-        /// Tokens that fit.
+        /// Number of tokens that fit.
         context: u64,
-        /// Bytes that so many tokens can stand for.
+        /// Maximum number of bytes that so many tokens can stand for.
         most: u64,
     },
-    /// A function whose weights alone are more than may be in memory.
+    /// Function whose weights alone exceed the memory limit.
     #[error("{package} has {needed} bytes of weights, but functions may have {limit} bytes in memory")]
     Memory {
-        /// The package that the function is in.
+        /// Package that contains it.
         package: String,
-        /// Bytes of its weights.
+        /// Size of its weights in bytes.
         needed: u64,
-        /// Bytes that are allowed.
+        /// Limit in bytes.
         limit: u64,
     },
-    /// Nothing to compute.
+    /// Empty prompt.
     #[error("the prompt has no tokens")]
     NoTokens,
-    /// A number of tokens per call that no function takes.
+    /// Call size that no function has.
     #[error("no call of {size} tokens is possible: the bundle's functions take {allowed}")]
     Chunk {
-        /// The number that was asked for.
+        /// Requested size.
         size: u64,
-        /// What is possible.
+        /// Possible sizes.
         allowed: String,
     },
-    /// Text was given or asked for, but the bundle has no tokenizer.
+    /// Bundle without a tokenizer.
     #[error("{}: the bundle has no tokenizer", path.display())]
     NoTokenizer {
-        /// The bundle.
+        /// Path of the bundle.
         path: PathBuf,
     },
-    /// A chat was asked for, but the model has no chat template.
+    /// Model without a chat template.
     #[error("{}: the model has no chat template", path.display())]
     NoChatTemplate {
-        /// The bundle.
+        /// Path of the bundle.
         path: PathBuf,
     },
-    /// The chat template can't be rendered.
+    /// Chat template that can't be rendered.
     #[error("chat template: {problem}")]
     ChatTemplate {
-        /// What it says.
+        /// Message of the template engine.
         problem: String,
     },
-    /// A form that a text was to keep to is wrong or unsupported.
+    /// Grammar that is wrong, unsupported or too complex.
     #[error("grammar: {problem}")]
     Grammar {
-        /// What is wrong with it.
+        /// Message of the grammar compiler.
         problem: String,
     },
-    /// The model labels tokens and can't continue a text.
+    /// Token classifier, which can't continue texts.
     #[error("{}: the model labels the tokens of a text; it doesn't continue one", path.display())]
     LabelsTokens {
-        /// The bundle.
+        /// Path of the bundle.
         path: PathBuf,
     },
-    /// The model continues a text and has no labels.
+    /// Model without token labels.
     #[error("{}: the model doesn't label tokens", path.display())]
     NoLabels {
-        /// The bundle.
+        /// Path of the bundle.
         path: PathBuf,
     },
-    /// The model gives vectors of texts and can't continue one.
+    /// Embedding model, which can't continue texts.
     #[error("{}: the model gives vectors of texts; it doesn't continue one", path.display())]
     GivesVectors {
-        /// The bundle.
+        /// Path of the bundle.
         path: PathBuf,
     },
-    /// The model classifies texts and can't continue one.
+    /// Text classifier, which can't continue texts.
     #[error("{}: the model classifies whole texts; it doesn't continue one", path.display())]
     LabelsTexts {
-        /// The bundle.
+        /// Path of the bundle.
         path: PathBuf,
     },
-    /// The model gives no vectors.
+    /// Model that is no embedding model.
     #[error("{}: the model gives no vectors of texts", path.display())]
     NoEmbedding {
-        /// The bundle.
+        /// Path of the bundle.
         path: PathBuf,
     },
-    /// The model doesn't classify whole texts.
+    /// Model that is no text classifier.
     #[error("{}: the model doesn't classify whole texts", path.display())]
     NoTextLabels {
-        /// The bundle.
+        /// Path of the bundle.
         path: PathBuf,
     },
-    /// A text is longer than a call, and calls are too small to overlap.
+    /// Text that exceeds one call where calls are too small to overlap.
     #[error(
         "a text of more than {window} tokens needs calls of more than {}, for the layers of one function see {halo} \
          tokens to each side; the bundle's calls have up to {window}",
         halo.saturating_mul(2)
     )]
     Window {
-        /// Tokens of the largest call.
+        /// Maximum number of tokens per call.
         window: u64,
-        /// Tokens that a function's layers see on each side.
+        /// Number of tokens that layers see on each side.
         halo: u64,
     },
-    /// Labels that name no places within spans.
+    /// Labels that aren't BIOES labels.
     #[error("{problem}")]
     Labels {
-        /// What is wrong with them.
+        /// Invalid label and the expected form.
         problem: String,
     },
-    /// Two bundles that tokenize a text differently can't be compared token by token.
+    /// Bundles with different tokenizers, which can't be compared token by token.
     #[error(
         "{} and {} turn the text into different tokens: their perplexities can't be compared",
         one.display(), other.display()
     )]
     UnlikeTokenizers {
-        /// The first bundle.
+        /// First bundle.
         one: PathBuf,
-        /// The other.
+        /// Second bundle.
         other: PathBuf,
     },
-    /// The tokenizer failed on a text.
+    /// Tokenizer failure.
     #[error("tokenizer: {problem}")]
     Tokenizer {
-        /// What it says.
+        /// Message of the tokenizer.
         problem: String,
     },
-    /// The backend doesn't do this, or isn't available here.
+    /// Operation that the backend doesn't support, or a missing backend.
     #[error("backend {backend}: {problem}")]
     Backend {
-        /// Its name.
+        /// Name of the backend.
         backend: &'static str,
-        /// What it can't do.
+        /// Missing ability.
         problem: String,
     },
 }
 
 impl RuntimeError {
-    /// A [`RuntimeError::Bundle`].
+    /// Returns a [`RuntimeError::Bundle`].
     pub fn bundle(path: impl Into<PathBuf>, problem: impl Into<String>) -> Self {
         RuntimeError::Bundle { path: path.into(), problem: problem.into() }
     }

@@ -1,5 +1,5 @@
-//! A double of a model for tests: a bundle without packages, and a backend that computes a tiny attention model from
-//! nothing but the ports, so that wrong masks, rows or orders give wrong numbers.
+//! Test double: a bundle without packages and a backend that computes a tiny attention model from the ports alone, so
+//! that wrong masks, rows or orders give wrong numbers.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,39 +21,39 @@ use anec_exec::{ProductMemo, Tensor, TensorData};
 
 pub const HIDDEN: usize = 4;
 pub const VOCAB: usize = 8;
-/// Layers of each shard, rows of each piece of the head.
+/// Layers of each shard, and vocabulary rows of each head part.
 pub const SHARDS: [[usize; 2]; 2] = [[0, 2], [2, 3]];
 pub const PIECES: [[u64; 2]; 2] = [[0, 5], [5, 8]];
-/// The second layer has a sliding window.
+/// Sliding window of the second layer.
 pub const WINDOW: u64 = 3;
-/// The rotary table has another variant for texts longer than this.
+/// Length above which texts use another rotary table.
 pub const SHORT: u64 = 6;
 pub const EOS: u64 = 7;
 
-/// How the double is made.
+/// Options of the double.
 #[derive(Clone)]
 pub struct FakeOptions {
     pub contexts: Vec<u64>,
     pub layer_tokens: Vec<TokenCount>,
     pub head_tokens: Vec<TokenCount>,
-    /// Keys are written at a position instead of through a mask.
+    /// Whether keys are written at a position instead of through a mask.
     pub slice: bool,
-    /// The first layer has a memory of all tokens, which no position undoes.
+    /// Whether the first layer is a recurrence, which no position undoes.
     pub recurrent: bool,
-    /// States can be copied.
+    /// Whether states can be copied.
     pub forks: bool,
-    /// Products are shared with other texts, it says; there are none.
+    /// Whether the double claims to share products between texts; it has none.
     pub shares: bool,
-    /// What goes wrong at which call, counted over all texts.
-    pub script: Vec<(usize, Mishap)>,
-    /// Functions are loaded when they are called, and let go; all are in memory otherwise.
+    /// Failures by call number, counted over all texts.
+    pub script: Vec<(usize, FakeFailure)>,
+    /// Memory from which functions are evicted; `None` keeps all functions loaded.
     pub memory: Option<Arc<FakeMemory>>,
 }
 
-/// Bytes that a loaded function of the double takes.
+/// Size of a loaded function of the double in bytes.
 const FUNCTION_BYTES: u64 = 10;
 
-/// Functions that are in memory.
+/// Functions in memory.
 pub struct FakeMemory {
     pool: FunctionPool<usize, ()>,
     limit: u64,
@@ -61,13 +61,13 @@ pub struct FakeMemory {
 }
 
 impl FakeMemory {
-    /// Of so many functions at most.
+    /// Creates a memory for this many functions.
     pub fn of(functions: u64) -> Arc<Self> {
         let limit = FUNCTION_BYTES * functions;
         Arc::new(FakeMemory { pool: FunctionPool::new(Some(limit)), limit, loads: AtomicUsize::new(0) })
     }
 
-    /// How often a function was loaded.
+    /// Returns how often a function was loaded.
     #[cfg(test)]
     pub fn loads(&self) -> usize {
         self.loads.load(Ordering::Relaxed)
@@ -87,14 +87,14 @@ impl FakeMemory {
     }
 }
 
-/// What can go wrong in a call.
+/// Failure of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mishap {
-    /// The backend says that it failed.
+pub enum FakeFailure {
+    /// The backend returns an error.
     Error,
     /// The backend panics.
     Panic,
-    /// The backend gives fewer numbers than it should.
+    /// The backend returns too few numbers.
     Short,
 }
 
@@ -115,7 +115,7 @@ impl Default for FakeOptions {
     }
 }
 
-/// A call that the backend saw: the function's name and its number of tokens, none where it was only made ready.
+/// Recorded calls: the function's name and number of tokens, 0 for a call of `prepare`.
 pub type FakeCalls = Arc<Mutex<Vec<(String, usize)>>>;
 
 pub fn model(form: &FakeOptions) -> (Arc<LoadedModel>, FakeCalls) {
@@ -128,7 +128,7 @@ pub fn model(form: &FakeOptions) -> (Arc<LoadedModel>, FakeCalls) {
     (model, calls)
 }
 
-/// What tells functions for several numbers of tokens apart.
+/// Returns the part of a name that tells functions for several numbers of tokens apart.
 fn size(all: &[TokenCount], one: &TokenCount) -> String {
     if all.len() > 1 { format!("_at_{}", one.most()) } else { String::new() }
 }
@@ -137,12 +137,11 @@ fn port(name: &str, role: PortRole, shape: Vec<PortDim>) -> Port {
     Port { name: name.into(), role, shape }
 }
 
-/// So many channels of each token of a call.
+/// Returns a shape with these channels for each token.
 fn channels(channels: u64) -> Vec<PortDim> {
     vec![PortDim::Fixed(1), PortDim::Fixed(channels), PortDim::Tokens("T".into()), PortDim::Fixed(1)]
 }
 
-/// A function of a shard's layers.
 fn layers_function(form: &FakeOptions, [first, end]: [usize; 2], context: u64, tokens: TokenCount) -> FunctionEntry {
     let t = || PortDim::Tokens("T".into());
     let fixed = PortDim::Fixed;
@@ -187,7 +186,6 @@ fn layers_function(form: &FakeOptions, [first, end]: [usize; 2], context: u64, t
     }
 }
 
-/// A function of a piece of the head.
 fn head_function(form: &FakeOptions, [first, end]: [u64; 2], context: u64, tokens: TokenCount) -> FunctionEntry {
     FunctionEntry {
         package: format!("head_{first}_{end}.mlpackage"),
@@ -300,12 +298,12 @@ fn host_file(form: &FakeOptions) -> Vec<u8> {
     safetensors::serialize(views, None).unwrap()
 }
 
-/// What a token leaves in the cache of a layer.
+/// Returns the value that a token leaves in the cache of a layer.
 fn cached(hidden: f32, (cos, sin): (f32, f32)) -> f32 {
     hidden * cos + sin
 }
 
-/// What a layer adds for a cache slot that a token sees.
+/// Returns what a layer adds for a cache slot that a token sees.
 fn seen(slot: usize, value: f32) -> f32 {
     value / (slot + 2) as f32
 }
@@ -314,8 +312,8 @@ fn logit(row: usize, hidden: &[f32]) -> f32 {
     hidden.iter().enumerate().map(|(channel, h)| h * (((row * 5 + channel * 2) % 7) as f32 - 3.0)).sum()
 }
 
-/// What the model is: for each token the hidden states that enter and leave the layers, and the logits. Written over
-/// whole texts, without calls, masks or caches.
+/// Reference of the model: for each token the hidden states before and after the layers, and the logits. Computed over
+/// whole texts without calls, masks or caches.
 pub fn reference(tokens: &[u32], length: u64) -> (Vec<Vec<f32>>, Vec<f32>) {
     let long = length > SHORT;
     let mut hidden: Vec<Vec<f32>> =
@@ -343,19 +341,19 @@ struct Double {
     form: FakeOptions,
 }
 
-/// Counts a call, and lets happen what the script says of it.
-fn note(calls: &FakeCalls, form: &FakeOptions, function: &str, tokens: usize) -> Result<Option<Mishap>> {
+/// Records a call and returns its scripted failure, if any.
+fn note(calls: &FakeCalls, form: &FakeOptions, function: &str, tokens: usize) -> Result<Option<FakeFailure>> {
     let number = {
         let mut calls = calls.lock().unwrap();
         calls.push((function.to_owned(), tokens));
         calls.len() - 1
     };
-    match form.script.iter().find(|(at, _)| *at == number).map(|(_, mishap)| *mishap) {
-        Some(Mishap::Error) => {
+    match form.script.iter().find(|(at, _)| *at == number).map(|(_, failure)| *failure) {
+        Some(FakeFailure::Error) => {
             let problem = "the device is busy".to_owned();
             Err(RuntimeError::Backend { backend: "double", problem }.into())
         }
-        Some(Mishap::Panic) => panic!("as the script says"),
+        Some(FakeFailure::Panic) => panic!("as the script says"),
         other => Ok(other),
     }
 }
@@ -386,7 +384,7 @@ struct Text {
     bundle: Arc<Bundle>,
     calls: FakeCalls,
     form: FakeOptions,
-    /// `[S, HIDDEN]` by layer.
+    /// Caches `[S, HIDDEN]` by layer.
     caches: BTreeMap<usize, Vec<f32>>,
     memory: f32,
 }
@@ -398,7 +396,7 @@ impl Sequence for Text {
             entry.inputs.iter().map(|p| p.name.as_str()).zip(inputs.iter().copied()).collect();
         let t = named["hidden"].shape[2];
         assert!(entry.tokens.allows(t as u64), "{} got {t} tokens", entry.function);
-        if note(&self.calls, &self.form, &entry.function, t)? == Some(Mishap::Short) {
+        if note(&self.calls, &self.form, &entry.function, t)? == Some(FakeFailure::Short) {
             return Ok(vec![Tensor::new(vec![1], vec![0.0])]);
         }
         self.form.memory.as_ref().map_or(Ok(()), |memory| memory.load(function))?;

@@ -2,19 +2,19 @@
 
 use std::ops::Range;
 
-/// The positions whose logits are returned.
+/// Positions whose logits are returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Positions {
-    /// None.
+    /// No position.
     None,
-    /// The last token.
+    /// Last token.
     Last,
     /// Every token.
     All,
 }
 
 impl Positions {
-    /// Those of a call of so many tokens, which is the `last` one or not.
+    /// Returns the positions within a call of `tokens` tokens; `last` marks the last call.
     pub(super) fn of_call(self, tokens: usize, last: bool) -> Range<usize> {
         match self {
             Positions::All => 0..tokens,
@@ -24,29 +24,29 @@ impl Positions {
     }
 }
 
-/// How tokens are divided into calls.
+/// Division of tokens into calls.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Chunking {
-    /// As many tokens per call as the functions take.
+    /// Largest calls that the functions take.
     #[default]
     Largest,
-    /// These numbers of tokens, again and again; the last call takes what is left.
+    /// Repeating pattern of call sizes; the last call takes the rest.
     Pattern(Vec<u64>),
 }
 
-/// Which hidden states are wanted.
+/// Hidden states to record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hidden {
-    /// None.
+    /// No hidden states.
     No,
-    /// Those between functions: what enters the first and leaves each. Every backend can show them.
+    /// Input of the first function and output of each; every backend supports this.
     BetweenFunctions,
-    /// Those between all layers. Not every backend shows what is inside a function.
+    /// States between all layers; not every backend shows values inside a function.
     BetweenLayers,
 }
 
 impl Chunking {
-    /// The number of tokens that the call of this turn should have, if any.
+    /// Returns the requested number of tokens of the call with this index, if any.
     pub(super) fn wish(&self, turn: usize) -> Option<u64> {
         match self {
             Chunking::Largest => None,
@@ -60,35 +60,35 @@ impl Chunking {
 pub struct ForwardOptions {
     /// Positions with logits.
     pub logits: Positions,
-    /// Hidden states beside them.
+    /// Hidden states to record.
     pub hidden: Hidden,
     /// Division into calls.
     pub chunking: Chunking,
 }
 
 impl ForwardOptions {
-    /// No logits: only the states are of interest.
+    /// Returns options without logits, for passes that only update states.
     pub fn none() -> Self {
         ForwardOptions { logits: Positions::None, hidden: Hidden::No, chunking: Chunking::Largest }
     }
 
-    /// Logits of the last token, in the largest calls.
+    /// Returns options for the logits of the last token, in the largest calls.
     pub fn last() -> Self {
         ForwardOptions { logits: Positions::Last, hidden: Hidden::No, chunking: Chunking::Largest }
     }
 
-    /// Logits of all tokens, in calls by `chunking`.
+    /// Returns options for the logits of all tokens, in calls by `chunking`.
     pub fn all(chunking: Chunking) -> Self {
         ForwardOptions { logits: Positions::All, hidden: Hidden::No, chunking }
     }
 }
 
-/// What a run over tokens gave.
+/// Result of a forward pass.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ForwardOutput {
     /// Logits, row-major `[positions, vocab_size]`.
     pub logits: Vec<f32>,
-    /// Where wanted, `num_layers + 1` matrices `[tokens, hidden_size]`: what enters layer 0, then what leaves each layer.
-    /// Those that are not wanted are empty.
+    /// If requested, `num_layers + 1` matrices `[tokens, hidden_size]`: the input of layer 0, then the output of each
+    /// layer. Matrices that aren't recorded are empty.
     pub hidden: Vec<Vec<f32>>,
 }

@@ -1,8 +1,8 @@
-//! Functions in memory: loaded when first needed, and let go under a limit.
+//! Functions in memory: loaded on first use, evicted under a limit.
 //!
-//! Core ML wires a copy of the weights for each function that is loaded (measured by others: a package of 0.69 GB took
-//! 1.05 GB with one function and 2.09 GB with two; coremltools#2351). So what a text needs no more, such as the functions of
-//! its prompt or of a shorter context, makes room for what it needs now: the weights that were used longest ago go first.
+//! Core ML wires a copy of the weights for each loaded function (published: a package of 0.69 GB took 1.05 GB with one
+//! function and 2.09 GB with two; coremltools#2351). Functions that a text no longer needs, such as those of its prompt
+//! or of a shorter context, make room for others. The least recently used weights are evicted first.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,22 +14,22 @@ use anec_bundle::{Bundle, FunctionEntry};
 /// Weights that are in memory while a function is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FunctionWeights {
-    /// Functions with the same have them in common.
+    /// Identifier; functions with the same identifier share the weights.
     pub(super) id: usize,
-    /// Bytes in the package.
+    /// Size in the package in bytes.
     pub(super) bytes: u64,
 }
 
-/// Functions in memory, by what tells them apart.
+/// Pool of functions in memory.
 pub(super) struct FunctionPool<K, F> {
-    /// Bytes of weights, at most.
+    /// Maximum bytes of weights.
     limit: Option<u64>,
-    held: Mutex<Held<K, F>>,
+    held: Mutex<PoolState<K, F>>,
 }
 
-struct Held<K, F> {
+struct PoolState<K, F> {
     slots: BTreeMap<K, Slot<F>>,
-    /// Counts uses.
+    /// Counter of uses.
     clock: u64,
 }
 
@@ -40,22 +40,22 @@ struct Slot<F> {
 }
 
 impl<K: Ord, F> FunctionPool<K, F> {
-    /// With at most so many bytes of weights, if there is a limit. What a call still uses counts no more once it is let
-    /// go; its memory is free when the call ends.
+    /// Creates a pool with an optional limit. An evicted function no longer counts, but its memory is freed only when
+    /// its current call ends.
     pub(super) fn new(limit: Option<u64>) -> Self {
-        FunctionPool { limit, held: Mutex::new(Held { slots: BTreeMap::new(), clock: 0 }) }
+        FunctionPool { limit, held: Mutex::new(PoolState { slots: BTreeMap::new(), clock: 0 }) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Held<K, F>> {
+    fn lock(&self) -> MutexGuard<'_, PoolState<K, F>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A function, loaded if it isn't in memory. `load` is told whether others were let go for it.
+    /// Returns a function, loaded if it isn't in memory. `load` receives whether others were evicted for it.
     ///
     /// # Errors
-    /// Those of `load`.
+    /// Returns any error from `load`.
     pub(super) fn get(&self, key: K, weights: FunctionWeights, load: impl FnOnce(bool) -> Result<F>) -> Result<Arc<F>> {
-        // loading takes seconds to minutes, and two loads of one function twice as long: others wait
+        // loading takes seconds to minutes: other callers wait instead of loading the function twice
         let mut held = self.lock();
         held.clock += 1;
         let used = held.clock;
@@ -69,33 +69,33 @@ impl<K: Ord, F> FunctionPool<K, F> {
         Ok(function)
     }
 
-    /// Whether functions with these weights can be in memory at the same time.
+    /// Returns whether functions with these weights fit into memory together.
     pub(super) fn holds_together(&self, weights: impl IntoIterator<Item = FunctionWeights>) -> bool {
         let by_id: BTreeMap<usize, u64> = weights.into_iter().map(|weights| (weights.id, weights.bytes)).collect();
         self.limit.is_none_or(|limit| by_id.values().sum::<u64>() <= limit)
     }
 
-    /// Whether a function can be loaded and nothing has to be let go for it.
+    /// Returns whether a function can be loaded without eviction.
     pub(super) fn has_room(&self, weights: FunctionWeights) -> bool {
         self.limit.is_none_or(|limit| self.lock().bytes_with(weights) <= limit)
     }
 
-    /// Bytes of weights in memory.
+    /// Returns the bytes of weights in memory.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn bytes(&self) -> u64 {
         self.lock().bytes_with(FunctionWeights { id: usize::MAX, bytes: 0 })
     }
 }
 
-impl<K: Ord, F> Held<K, F> {
-    /// Bytes of weights when `more` are there.
+impl<K: Ord, F> PoolState<K, F> {
+    /// Returns the bytes of weights with `more` added.
     fn bytes_with(&self, more: FunctionWeights) -> u64 {
         let own = self.slots.values().map(|slot| (slot.weights.id, slot.weights.bytes));
         let by_id: BTreeMap<usize, u64> = own.chain([(more.id, more.bytes)]).collect();
         by_id.values().sum()
     }
 
-    /// Lets go of the weights that were used longest ago, until there is room for `more`.
+    /// Evicts the least recently used weights until `more` fits; returns whether anything was evicted.
     fn make_room(&mut self, more: FunctionWeights, limit: u64) -> bool {
         let before = self.slots.len();
         while self.bytes_with(more) > limit {
@@ -111,15 +111,15 @@ impl<K: Ord, F> Held<K, F> {
     }
 }
 
-/// Bytes of weights of a function's package, which loading the function brings into memory.
+/// Returns the bytes of weights that loading a function brings into memory: those of its package.
 pub(super) fn weight_bytes(bundle: &Bundle, function: &FunctionEntry) -> u64 {
     bundle.packages.iter().find(|package| package.package == function.package).map_or(0, |package| package.weight_bytes)
 }
 
-/// Refuses a limit under which a function of the bundle can't be loaded at all.
+/// Checks a limit against each function of the bundle.
 ///
 /// # Errors
-/// When there is such a function.
+/// If a function alone exceeds the limit.
 pub(super) fn check_limit(bundle: &Bundle, limit: Option<u64>) -> Result<(), RuntimeError> {
     let Some(limit) = limit else { return Ok(()) };
     let largest = bundle.functions.iter().max_by_key(|function| weight_bytes(bundle, function));
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_longest_ago_makes_room() {
+    fn the_least_recently_used_function_is_evicted() {
         let pool = FunctionPool::new(Some(10));
         assert!(get(&pool, "a", 0, 4) && get(&pool, "b", 1, 4));
         assert!(!get(&pool, "a", 0, 4), "it is there");

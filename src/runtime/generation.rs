@@ -1,5 +1,5 @@
-//! The generation loop: continues a prompt token by token. Sampling, penalties, grammars, drafts, log-probabilities, stop
-//! rules and timings live here, once, for everything that writes text.
+//! Generation loop: continues a prompt token by token. Sampling, penalties, grammars, drafts, log-probabilities, stop
+//! rules and timings are implemented here for all callers.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,108 +25,108 @@ use anec_base::Result;
 /// Minimum and maximum n-gram length for prompt lookup.
 const NGRAM: (usize, usize) = (2, 8);
 
-/// A token of a generated text.
+/// Generated token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GeneratedToken {
-    /// The token.
+    /// Token id.
     pub id: u32,
-    /// Its log-probability and alternatives, where requested.
+    /// Log-probability and alternatives, if requested.
     pub logprobs: Option<Logprobs>,
 }
 
-/// Why a text ended.
+/// Reason why a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Finish {
-    /// A stop token or string, or the end of a grammar.
+    /// Stop token, stop string, or end of the grammar.
     Stop,
-    /// As many tokens as were asked for.
+    /// Maximum number of tokens.
     Length,
-    /// The key-value cache is full.
+    /// Full KV cache.
     Context,
-    /// Its last tokens occurred in it before.
+    /// Repeated n-gram.
     Repetition,
-    /// The receiver wanted no more.
+    /// Interruption by the receiver.
     Interrupted,
 }
 
-/// What a generation wrote.
+/// Result of a generation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GenerationOutput {
-    /// Its tokens.
+    /// Generated token ids.
     pub ids: Vec<u32>,
-    /// Why it ended.
+    /// Reason why the text ended.
     pub finish: Finish,
-    /// How long it took.
+    /// Timings of the generation.
     #[serde(flatten)]
     pub timings: Timings,
-    /// How many drafted tokens were right.
+    /// Numbers of drafted and accepted tokens.
     pub speculation: Speculation,
 }
 
-/// How long a generation took.
+/// Timings of a generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Timings {
-    /// Prompt tokens that the session had already.
+    /// Number of prompt tokens that the session already held.
     pub cached_tokens: usize,
-    /// Prompt tokens per second, of those that had to be computed.
+    /// Prefill throughput in tokens per second, of computed tokens.
     pub prefill_tps: f64,
-    /// Tokens per second after the first.
+    /// Decode throughput in tokens per second, after the first token.
     pub decode_tps: f64,
-    /// Milliseconds until the first token.
+    /// Time to first token in milliseconds.
     pub ttft_ms: f64,
-    /// Seconds in all.
+    /// Total time in seconds.
     pub elapsed_s: f64,
 }
 
 impl GenerationRequest {
-    /// Starts the generation in a session of its own, with room for the prompt and as much of the continuation as fits.
+    /// Starts the generation in a new session with room for the prompt and as much of the continuation as fits.
     ///
     /// # Errors
-    /// When the prompt itself doesn't fit, or as [`TokenSession::generate`].
+    /// If the prompt doesn't fit; any error of [`TokenSession::generate`].
     pub fn start(self, model: &Arc<LoadedModel>) -> Result<Generation> {
         model.start(self.length(model))?.generate(self)
     }
 }
 
 impl TokenSession {
-    /// Continues a prompt: an iterator over the tokens that follow it. Tokens that the session holds and the prompt begins
-    /// with aren't computed again; others are forgotten.
+    /// Continues a prompt; returns an iterator over the generated tokens. The longest common prefix of prompt and
+    /// session isn't computed again; other tokens of the session are dropped.
     ///
     /// # Errors
-    /// When the prompt is empty, a sampling parameter is out of its range, or states can't be had.
+    /// If the prompt is empty, a sampling parameter is out of range, or states can't be allocated.
     pub fn generate(self, request: GenerationRequest) -> Result<Generation> {
         self.model().continues_texts()?;
         Generation::new(self, request)
     }
 }
 
-/// A text being generated: an iterator over its tokens that owns the session it computes in. [`Generation::step`] makes
-/// one call of the model at a time, so that many generations can take turns.
+/// Text being generated: an iterator over its tokens that owns the session. [`Generation::step`] makes one model call
+/// at a time, so that generations can be interleaved.
 pub struct Generation {
     session: TokenSession,
     request: GenerationRequest,
     sampler: Sampler,
     constraint: Option<Constraint>,
     lookup: Option<PromptLookup>,
-    /// The last draft is the lookup's.
+    /// Whether the last draft came from prompt lookup.
     looked_up: bool,
     drafter: Option<Drafter>,
     speculation: Speculation,
-    /// Most prompt tokens of one step.
+    /// Maximum number of prompt tokens per step.
     prompt_chunk: usize,
-    /// Prompt tokens that the session had already.
+    /// Number of prompt tokens that the session already held.
     cached: usize,
     ids: Vec<u32>,
-    /// Room for the tokens of a call, and for what it gives.
+    /// Reused buffers of a call's tokens and output.
     call: Vec<u32>,
     output: ForwardOutput,
-    /// A call that was made with those of other texts, and its logits.
+    /// Tokens and logits of a call made together with other texts.
     computed: Option<Result<(Vec<u32>, Vec<f32>)>>,
-    /// Tokens that [`Iterator::next`] hasn't given yet.
+    /// Tokens that [`Iterator::next`] hasn't returned yet.
     ready: VecDeque<GeneratedToken>,
     finish: Option<Finish>,
-    /// A step failed; nothing follows.
+    /// Whether a step failed; nothing follows.
     failed: bool,
     start: Instant,
     prefill: Duration,
@@ -147,7 +147,7 @@ impl Generation {
         session.rewind(cached as u64)?;
         session.enter(Phase::Prompt);
         if request.prompt.len() as u64 <= session.limit() {
-            // a prompt that is computed in parts doesn't move from context to context
+            // a prompt computed in parts doesn't move between contexts
             session.make_room(request.prompt.len() as u64)?;
         }
         let most_written = (request.length(session.model()) as usize + 1).saturating_sub(request.prompt.len());
@@ -177,58 +177,59 @@ impl Generation {
         })
     }
 
-    /// Keeps the text to a grammar.
+    /// Constrains the text by a grammar.
     #[must_use]
     pub fn with_constraint(mut self, constraint: Option<Constraint>) -> Self {
         self.constraint = constraint;
         self
     }
 
-    /// Lets a smaller model, or the bundle's own [layer that drafts](LoadedModel::draft_layer), draft up to `tokens` tokens for each call, where the text's past has none
+    /// Drafts up to `tokens` tokens per call with a smaller model or the bundle's own [draft
+    /// layer](LoadedModel::draft_layer), where the text's past gives no draft
     /// ([`speculation`](GenerationRequest::speculation)). The text stays the same, to the last token.
     ///
     /// # Errors
-    /// As [`Drafter::new`].
+    /// Returns any error of [`Drafter::new`].
     pub fn with_draft(mut self, model: &Arc<LoadedModel>, tokens: usize) -> Result<Self> {
         let length = self.request.length(self.session.model());
         let mut drafter = Drafter::new(model, length, tokens)?;
-        drafter.told_from(self.session.tokens().len());
+        drafter.receive_from(self.session.tokens().len());
         self.drafter = Some(drafter);
         Ok(self)
     }
 
-    /// Computes the prompt in several steps of at most this many tokens. All of it is one step otherwise.
+    /// Limits the prompt tokens per step; without a limit, prefill is one step.
     #[must_use]
     pub fn with_prompt_chunk(mut self, tokens: usize) -> Self {
         self.prompt_chunk = tokens.max(1).next_multiple_of(self.session.written_at_least() as usize);
         self
     }
 
-    /// What is continued, and how.
+    /// Returns the request.
     pub fn request(&self) -> &GenerationRequest {
         &self.request
     }
 
-    /// The session that it computes in.
+    /// Returns the session.
     pub fn session(&self) -> &TokenSession {
         &self.session
     }
 
-    /// The session, for the next text.
+    /// Returns the session for the next text.
     pub fn into_session(self) -> TokenSession {
         self.session
     }
 
-    /// Whether the prompt is computed and the first token chosen.
+    /// Returns whether the prompt is computed and the first token chosen.
     pub fn has_begun(&self) -> bool {
         self.first_token.is_some()
     }
 
-    /// Makes one call of the model: a part of the prompt, or the last token with drafted ones after it. The tokens that
-    /// follow are ready for the iterator then. Gives why the text ended, if it did.
+    /// Makes one model call: a part of the prompt, or the last token with drafted ones after it. The resulting tokens
+    /// are ready for the iterator afterwards. Returns the reason if the text ended.
     ///
     /// # Errors
-    /// When the prompt doesn't fit, or a function fails.
+    /// If the prompt doesn't fit, or a function fails.
     pub fn step(&mut self) -> Result<Option<Finish>> {
         if self.finish.is_none() {
             let stepped = if self.has_begun() { self.decode() } else { self.prefill() };
@@ -244,16 +245,16 @@ impl Generation {
         Ok(self.finish)
     }
 
-    /// Whether another step follows: the text has neither ended nor failed.
+    /// Returns whether another step follows: the text has neither ended nor failed.
     pub fn is_unfinished(&self) -> bool {
         self.finish.is_none() && !self.failed
     }
 
-    /// Makes the calls of the next steps of several texts, parts of prompts among them, as [`forward_together`]. The steps
-    /// find what was computed; they give what they would give alone, bit for bit.
+    /// Makes the next calls of several texts, prefill included, by [`forward_together`]. The following steps use the
+    /// results, which equal those of separate calls, bit for bit.
     pub fn compute_together<'a>(generations: impl IntoIterator<Item = &'a mut Generation>) {
-        // what a layer that drafts reads is not known of calls that are shared
-        let shares = |own: &&mut Generation| own.is_unfinished() && own.computed.is_none() && !own.tells_hidden();
+        // hidden states for a draft layer aren't available from shared calls
+        let shares = |own: &&mut Generation| own.is_unfinished() && own.computed.is_none() && !own.needs_hidden();
         let sharing: Vec<&mut Generation> = generations.into_iter().filter(shares).collect();
         if sharing.len() < 2 {
             return;
@@ -276,12 +277,12 @@ impl Generation {
         }
     }
 
-    /// The next of the tokens that steps made ready.
+    /// Returns the next ready token.
     pub fn ready(&mut self) -> Option<GeneratedToken> {
         self.ready.pop_front()
     }
 
-    /// Ends the text here; no further token is computed. A text that has ended stays as it is.
+    /// Ends the text; no further token is computed. A text that has ended stays unchanged.
     pub fn stop(&mut self, finish: Finish) {
         if self.finish.is_none() {
             self.finish = Some(finish);
@@ -289,7 +290,7 @@ impl Generation {
         }
     }
 
-    /// Ends the text at a stop string, whatever ended its tokens.
+    /// Ends the text at a stop string, overriding any earlier reason.
     pub(super) fn end_at_stop_string(&mut self) {
         self.finish = Some(Finish::Stop);
         self.end.get_or_insert_with(Instant::now);
@@ -298,13 +299,13 @@ impl Generation {
     /// Generates to the end.
     ///
     /// # Errors
-    /// When the prompt doesn't fit, or a function fails.
+    /// If the prompt doesn't fit, or a function fails.
     pub fn run(&mut self) -> Result<GenerationOutput> {
         while self.step()?.is_none() {}
         Ok(self.output())
     }
 
-    /// The tokens so far, and how long they took. A text that hasn't ended counts as interrupted.
+    /// Returns the tokens and timings so far. A text that hasn't ended counts as interrupted.
     pub fn output(&self) -> GenerationOutput {
         let end = self.end.unwrap_or_else(Instant::now);
         let first_token = self.first_token.unwrap_or(end);
@@ -319,7 +320,7 @@ impl Generation {
         GenerationOutput { ids: self.ids.clone(), finish, timings, speculation: self.speculation }
     }
 
-    /// Computes the next part of the prompt; with its last token, the first of the text.
+    /// Prefills the next part of the prompt; the last part yields the first token.
     fn prefill(&mut self) -> Result<Option<Finish>> {
         let (call, mut output) = self.compute()?;
         self.tell(&output.hidden, call.len());
@@ -328,7 +329,7 @@ impl Generation {
             self.output = output;
             return Ok(None);
         }
-        // what is written next is copied for it, so it is made only where somebody may come back
+        // checkpoints copy states, so they are made only where another text may share the prompt
         if self.session.kept {
             self.session.checkpoint()?;
         }
@@ -353,7 +354,7 @@ impl Generation {
         for (i, row) in logits.chunks_exact_mut(width).enumerate() {
             let position = before + i as u64 + 1;
             end = self.choose(row, !self.session.holds_another(position))?;
-            // the next row holds the logits after a draft that was right; what was computed after a wrong one is dropped
+            // the next row follows a correct draft; results after a wrong one are dropped
             let accepted = end.is_none() && call.get(i + 1).is_some_and(|draft| self.ids.last() == Some(draft));
             if !accepted {
                 self.session.rewind(position)?;
@@ -369,18 +370,18 @@ impl Generation {
         Ok(end)
     }
 
-    /// Whether the drafts need the model's hidden states.
-    fn tells_hidden(&self) -> bool {
+    /// Returns whether the drafter reads the model's hidden states.
+    fn needs_hidden(&self) -> bool {
         self.drafter.as_ref().is_some_and(Drafter::reads_hidden)
     }
 
-    /// A call of the model, with the hidden states that drafts need.
+    /// Runs the model and records hidden states if the drafter reads them.
     fn forward(&mut self, tokens: &[u32], ask: ForwardOptions, output: &mut ForwardOutput) -> Result<()> {
-        let hidden = if self.tells_hidden() { Hidden::BetweenFunctions } else { ask.hidden };
+        let hidden = if self.needs_hidden() { Hidden::BetweenFunctions } else { ask.hidden };
         self.session.forward_into(tokens, &ForwardOptions { hidden, ..ask }, output)
     }
 
-    /// Tells the drafter what left the model's last layer, of the first `tokens` tokens of a call.
+    /// Passes the last layer's output for the first `tokens` tokens of a call to the drafter.
     fn tell(&mut self, hidden: &[Vec<f32>], tokens: usize) {
         let width = self.session.model().bundle().model.hidden_size as usize;
         if let (Some(drafter), Some(last)) = (&mut self.drafter, hidden.last()) {
@@ -388,7 +389,7 @@ impl Generation {
         }
     }
 
-    /// Makes the next call, if it wasn't made with those of other texts: its tokens, and what it gave.
+    /// Returns the tokens and output of the next call, unless a shared call computed them already.
     fn compute(&mut self) -> Result<(Vec<u32>, ForwardOutput)> {
         if let Some(computed) = self.computed.take() {
             let (call, logits) = computed?;
@@ -401,8 +402,8 @@ impl Generation {
         Ok((call, output))
     }
 
-    /// The tokens of the next call, and those whose logits are wanted: a part of the prompt, of whose last token alone
-    /// logits are of use; then the last token, and drafted ones after it.
+    /// Returns the tokens of the next call and the positions with logits: a part of the prompt, or the last token and
+    /// drafted ones after it.
     fn next_call(&mut self) -> Result<(Vec<u32>, Positions)> {
         let mut call = std::mem::take(&mut self.call);
         call.clear();
@@ -412,7 +413,7 @@ impl Generation {
             return Ok((call, Positions::All));
         }
         let rest = &self.request.prompt[self.session.tokens().len()..];
-        // a last token alone goes with those before
+        // a single remaining token joins the previous part
         let (part, logits) = match self.prompt_chunk < rest.len() - 1 {
             true => (&rest[..self.prompt_chunk], Positions::None),
             false => (rest, Positions::Last),
@@ -421,20 +422,20 @@ impl Generation {
         Ok((call, logits))
     }
 
-    /// Drafts the next tokens: as many as fit into one call, the text and the context. None where rewinding would mean to
-    /// compute the text again.
+    /// Drafts the next tokens, as far as one call, the text and the context have room. Drafts nothing where rewinding
+    /// would recompute the text.
     fn draft(&mut self) -> Result<Vec<u32>> {
         let looked_up = match &mut self.lookup {
             None => Vec::new(),
             Some(lookup) => {
-                let most = most_drafted(&self.session, &self.request, self.ids.len(), self.request.speculation)?;
+                let most = max_drafted(&self.session, &self.request, self.ids.len(), self.request.speculation)?;
                 if most > 0 { lookup.draft(most).to_vec() } else { Vec::new() }
             }
         };
         self.looked_up = !looked_up.is_empty();
         let draft = match &mut self.drafter {
             Some(drafter) if !self.looked_up => {
-                let most = most_drafted(&self.session, &self.request, self.ids.len(), drafter.most())?;
+                let most = max_drafted(&self.session, &self.request, self.ids.len(), drafter.most())?;
                 drafter.draft(&self.request, &self.ids, &self.sampler, most)?
             }
             _ => looked_up,
@@ -446,7 +447,7 @@ impl Generation {
         Ok(draft)
     }
 
-    /// Adds the token that a row of logits leads to. `full`: no further token can be computed.
+    /// Chooses the next token from a row of logits. `full` means that no further token can be computed.
     fn choose(&mut self, logits: &mut [f32], full: bool) -> Result<Option<Finish>> {
         let known = self.request.logprobs.map(|_| logits.to_vec());
         self.sampler.penalise(logits);
@@ -501,16 +502,16 @@ impl Iterator for Generation {
     }
 }
 
-/// Most tokens that may be drafted after `written` ones: `wish`, if one call takes them behind the last token, and the text and
-/// the context have room.
-fn most_drafted(session: &TokenSession, request: &GenerationRequest, written: usize, wish: usize) -> Result<usize> {
+/// Returns the maximum number of drafted tokens after `written` generated ones: `wish`, limited by one call, the text
+/// and the context.
+fn max_drafted(session: &TokenSession, request: &GenerationRequest, written: usize, wish: usize) -> Result<usize> {
     let one_call = session.largest_call(wish as u64 + 1)?;
     let wanted = request.max_tokens.saturating_sub(written + 1);
     let room = session.limit().saturating_sub(session.position() + 1);
     Ok((one_call as usize).saturating_sub(1).min(wanted).min(room as usize))
 }
 
-/// Whether the last `length` tokens occurred in the text before.
+/// Returns whether the last `length` tokens occurred in the text before.
 fn repeats(text: &[u32], length: usize) -> bool {
     if length == 0 || text.len() <= length {
         return false;
@@ -519,7 +520,7 @@ fn repeats(text: &[u32], length: usize) -> bool {
     before.windows(length).any(|window| window == last)
 }
 
-/// Per second; zero where nothing was timed.
+/// Returns a rate per second; zero if nothing was timed.
 fn rate(count: usize, time: Duration) -> f64 {
     if count == 0 || time.is_zero() { 0.0 } else { count as f64 / time.as_secs_f64() }
 }
@@ -534,7 +535,7 @@ mod tests {
         GenerationRequest { prompt: prompt.to_vec(), max_tokens, ..GenerationRequest::default() }
     }
 
-    /// Greedy choices over whole texts.
+    /// Returns greedy choices computed over whole texts.
     fn expected(prompt: &[u32], count: usize) -> Vec<u32> {
         let length = (prompt.len() + count) as u64;
         let mut text = prompt.to_vec();
@@ -596,7 +597,7 @@ mod tests {
     }
 
     #[test]
-    fn guesses_change_calls_and_nothing_else() {
+    fn drafts_only_change_the_calls() {
         for recurrent in [false, true] {
             for forks in [false, true] {
                 let form = FakeOptions { contexts: vec![200], recurrent, forks, ..FakeOptions::default() };
@@ -661,7 +662,7 @@ mod tests {
 
     #[test]
     fn a_failure_ends_the_tokens() {
-        let script = vec![(20, fake::Mishap::Error)];
+        let script = vec![(20, fake::FakeFailure::Error)];
         let (model, _) = fake::model(&FakeOptions { script, ..FakeOptions::default() });
         let tokens: Vec<_> = request(&[3, 1, 4], 8).start(&model).unwrap().collect();
         let (last, before) = tokens.split_last().unwrap();

@@ -1,14 +1,14 @@
-//! What a text can be held to.
+//! Forms of constrained text.
 
 use serde_json::Value as Json;
 
-/// What a text has to be.
+/// Form of constrained text.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Grammar {
-    /// JSON that a JSON Schema describes.
+    /// JSON that satisfies a JSON Schema.
     JsonSchema(Json),
     /// Text that a regular expression matches as a whole.
     Regex(String),
-    /// A grammar in Lark's form, as llguidance extends it.
+    /// Grammar in llguidance's variant of Lark.
     Lark(String),
 }

@@ -1,5 +1,5 @@
-//! How much longer the steps of a tokenizer can make a text. Each may multiply its length, and a few of them would turn a
-//! word into gigabytes: tokenizers come from strangers, too.
+//! Bound on how much the steps of a tokenizer lengthen a text. Untrusted steps that multiply the length could turn a
+//! word into gigabytes.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -8,14 +8,13 @@ use serde_json::Value as Json;
 
 use super::charsmap;
 
-/// As many times as long may a text become. Tokenizers of models stay below 20.
-const MOST: u64 = 64;
+/// Maximum growth factor of a text. Tokenizers of published models stay below 20.
+const MAX_GROWTH: u64 = 64;
 
-/// Longest text that a table of characters of real models has for one, in bytes: that of U+FDFA, and some to spare.
+/// Length of the longest form in the character tables of published models in bytes: U+FDFA, with a margin.
 const LONGEST_FORM: u64 = 40;
 
-/// Refuses steps that can make a text much longer. What Unicode's own forms add comes once, whatever the steps are, and
-/// isn't counted.
+/// Checks that steps can't make a text much longer. Growth by Unicode normalization forms is bounded and isn't counted.
 pub(super) fn check(
     normalizer: Option<&impl Serialize>,
     pre_tokenizer: Option<&impl Serialize>,
@@ -29,8 +28,8 @@ pub(super) fn check(
     let mut decoding = Growth::default();
     decoding.add(&json(decoder)?);
     for growth in [encoding, decoding] {
-        if growth.factor > MOST {
-            return Err(format!("its steps can make a text more than {MOST} times as long"));
+        if growth.factor > MAX_GROWTH {
+            return Err(format!("its steps can make a text more than {MAX_GROWTH} times as long"));
         }
     }
     Ok(())
@@ -42,7 +41,7 @@ fn json(step: Option<&impl Serialize>) -> Result<Json, String> {
 
 struct Growth {
     factor: u64,
-    /// A table of characters was among the steps.
+    /// Whether a character table was among the steps.
     table: bool,
 }
 
@@ -62,7 +61,7 @@ impl Growth {
                 1
             }
             "Replace" => replaced(&step["pattern"], bytes("content")),
-            // once for each part of a text between special tokens
+            // once per part of a text between special tokens
             "Prepend" => 1 + bytes("prepend"),
             "Metaspace" => 1 + bytes("replacement"),
             // a character of up to two bytes for each byte
@@ -70,7 +69,7 @@ impl Growth {
             // spaces around a character of three bytes
             "BertNormalizer" => 2,
             "Precompiled" => match (longest_form(&step["precompiled_charsmap"]), self.table) {
-                // Unicode's own
+                // Unicode's own forms
                 (..=LONGEST_FORM, false) => {
                     self.table = true;
                     1
@@ -83,7 +82,7 @@ impl Growth {
     }
 }
 
-/// How much longer a text gets when so many bytes stand for each match of a pattern.
+/// Returns the growth factor of replacing each match of a pattern by `content` bytes.
 fn replaced(pattern: &Json, content: u64) -> u64 {
     let shortest = match (pattern["String"].as_str(), pattern["Regex"].as_str()) {
         (Some(text), _) => text.len() as u64,
@@ -100,7 +99,8 @@ fn replaced(pattern: &Json, content: u64) -> u64 {
     }
 }
 
-/// Bytes of the longest text in a table of SentencePiece: a count of bytes, so many of them, and texts that end in zero.
+/// Returns the length of the longest text in a SentencePiece table: a length, an array of that length, and texts that
+/// end in zero.
 fn longest_form(table: &Json) -> u64 {
     let table = table.as_str().and_then(|table| STANDARD.decode(table).ok()).unwrap_or_default();
     let forms = table.split_first_chunk().and_then(|(count, rest)| rest.get(u32::from_le_bytes(*count) as usize..));

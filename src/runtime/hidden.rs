@@ -1,4 +1,4 @@
-//! Hidden states between calls: as functions have them, and as they are shown.
+//! Hidden states between calls: in the functions' frame and in the model's.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use anec_bundle::{Bundle, FILE_NAME, HiddenProbe, ModelFacts};
 use anec_exec::Tensor;
 use ndarray::{Array2, ArrayView2};
 
-/// How functions have hidden states: a row of the model's times an orthogonal matrix, if there is one, and a factor.
+/// Conversion between the model's and the functions' hidden states: an optional orthogonal matrix and a factor.
 pub struct HiddenFrame {
     scale: f32,
-    /// `[channels, channels]`
+    /// Matrix `[channels, channels]`.
     rotation: Option<Array2<f32>>,
 }
 
 impl HiddenFrame {
-    /// That of a bundle with these facts and tables.
+    /// Returns the frame of a bundle with these facts and tables.
     pub fn new(facts: &ModelFacts, host: &HostTables) -> Self {
         HiddenFrame { scale: facts.hidden_scale as f32, rotation: host.rotation() }
     }
@@ -30,12 +30,12 @@ impl HiddenFrame {
         Self::new(&model.bundle.model, &model.host)
     }
 
-    /// From the model's, a row for each token.
+    /// Converts rows (one per token) from the model's frame to the functions'.
     pub fn enter(&self, rows: &[f32]) -> Vec<f32> {
         self.turned(rows, |rotation| rotation.view(), self.scale)
     }
 
-    /// To the model's, a row for each token.
+    /// Converts rows (one per token) from the functions' frame to the model's.
     pub fn leave(&self, rows: &[f32]) -> Vec<f32> {
         // the inverse of an orthogonal matrix is its transpose; the factor is a power of two
         self.turned(rows, |rotation| rotation.t(), 1.0 / self.scale)
@@ -58,23 +58,23 @@ impl HiddenFrame {
     }
 }
 
-/// Columns of channels, one for each token: `[channels, count]`, the order in which functions have them.
+/// Columns of channels, one per token: `[channels, count]`, the functions' layout.
 #[derive(Clone)]
 pub(super) struct Columns {
     pub(super) channels: usize,
     pub(super) count: usize,
-    /// In whatever shape.
+    /// Tensor of any shape.
     tensor: Arc<Tensor>,
 }
 
 impl Columns {
-    /// Those that a tensor holds, if it holds so many.
+    /// Wraps a tensor if it holds this many columns.
     pub(super) fn of_tensor(tensor: Arc<Tensor>, channels: usize, count: usize) -> Option<Self> {
         let fits = tensor.floats().is_some_and(|values| values.len() == channels * count);
         fits.then_some(Columns { channels, count, tensor })
     }
 
-    /// From as many values.
+    /// Wraps `channels * count` values.
     pub(super) fn of_values(values: Vec<f32>, channels: usize, count: usize) -> Self {
         Columns { channels, count, tensor: Arc::new(Tensor::new([1, channels, count, 1], values)) }
     }
@@ -91,7 +91,7 @@ impl Columns {
         self.tensor.floats().unwrap_or_default()
     }
 
-    /// From one row of channels for each token.
+    /// Transposes rows of channels, one per token.
     pub(super) fn of_rows(rows: &[f32], channels: usize) -> Self {
         let count = rows.len() / channels.max(1);
         let mut values = vec![0.0; channels * count];
@@ -101,7 +101,7 @@ impl Columns {
         Self::of_values(values, channels, count)
     }
 
-    /// The channels of a token.
+    /// Returns the channels of a token.
     pub(super) fn column(&self, t: usize) -> impl Iterator<Item = f32> + '_ {
         self.values().iter().skip(t).step_by(self.count).copied()
     }
@@ -116,7 +116,7 @@ impl Columns {
         }
     }
 
-    /// Some columns, filled up with zeros to `count`.
+    /// Returns a range of columns, padded with zeros to `count`.
     pub(super) fn range(&self, range: Range<usize>, count: usize) -> Columns {
         if range == (0..self.count) && count == self.count {
             return self.clone();
@@ -129,21 +129,21 @@ impl Columns {
     }
 }
 
-/// What goes from function to function.
+/// Values passed from function to function.
 pub(super) struct Flow {
     pub(super) hidden: Columns,
-    /// What else functions gave last, by role, for those that take it.
+    /// Other values of the previous function, by role.
     pub(super) carried: Vec<(PortRole, Arc<Tensor>)>,
 }
 
 impl Flow {
-    /// Whether any token has a share in any of these experts.
+    /// Returns whether any token is routed to one of these experts.
     pub(super) fn has_share(&self, experts: &Range<u64>) -> bool {
         let shares = self.carried.iter().find(|(role, _)| *role == PortRole::ExpertShares);
         let Some(values) = shares.and_then(|(_, tensor)| tensor.floats()) else { return true };
         let tokens = self.hidden.count;
         let own = values.get(experts.start as usize * tokens..experts.end as usize * tokens);
-        // what isn't a number is a share, too
+        // NaN counts as routed
         own.is_none_or(|own| own.iter().any(|share| *share != 0.0))
     }
 }
@@ -154,10 +154,10 @@ impl From<Columns> for Flow {
     }
 }
 
-/// The hidden states that are wanted, as they come by.
+/// Recorder of the requested hidden states.
 pub(super) struct Record {
     hidden: Vec<Vec<f32>>,
-    /// Which of them are wanted.
+    /// Whether each hidden state is requested.
     wanted: Vec<bool>,
 }
 
@@ -171,23 +171,23 @@ impl Record {
         Record { hidden: vec![Vec::new(); count], wanted }
     }
 
-    /// Nothing is wanted but what the function of a step gives.
+    /// Restricts the recording to the outputs of one step.
     pub(super) fn only(&mut self, step: &Step) {
         let own = step.part.start as usize + 1..step.part.end as usize + 1;
         self.wanted.iter_mut().enumerate().for_each(|(index, wanted)| *wanted &= own.contains(&index));
     }
 
-    /// Whether something inside the function of a step is wanted.
+    /// Returns whether a value inside the step's function is requested.
     pub(super) fn wants_inside(&self, step: &Step) -> bool {
         self.wanted[step.part.start as usize + 1..step.part.end as usize].contains(&true)
     }
 
-    /// Appends the columns that count.
+    /// Appends the columns of the counted tokens.
     pub(super) fn add(&mut self, index: usize, columns: &Columns, counted: Range<usize>) {
         counted.for_each(|t| self.hidden[index].extend(columns.column(t)));
     }
 
-    /// A value inside a function, which may be one of its `probes`.
+    /// Records a value inside a function if it is one of its `probes`.
     pub(super) fn record(
         &mut self,
         name: &str,
@@ -204,7 +204,7 @@ impl Record {
         }
     }
 
-    /// The matrices as the model has them, if all came by.
+    /// Returns the matrices in the model's frame if all were recorded.
     pub(super) fn finish(
         self,
         tokens: usize,

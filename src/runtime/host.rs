@@ -1,4 +1,4 @@
-//! What the host computes with: the embedding table and the rotary tables of `host.safetensors`, read from a map.
+//! Host-side tables: embedding and rotary tables of `host.safetensors`, read from a memory map.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use anec_base::MappedFile;
 use anec_base::Result;
 use anec_bundle::{Bundle, ProjectionActivation};
 
-/// The host's tensors of a bundle.
+/// Host tensors of a bundle.
 #[derive(Debug)]
 pub struct HostTables {
     file: MappedFile,
@@ -28,18 +28,18 @@ pub struct HostTables {
     projections: Vec<(Matrix, Option<Matrix>, ProjectionActivation)>,
 }
 
-/// Some tokens of a text.
+/// Consecutive tokens of a text.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenRun<'a> {
-    /// The tokens.
+    /// Token ids.
     pub tokens: &'a [u32],
-    /// Their types; all are 0 if empty.
+    /// Types of the tokens; empty means all 0.
     pub types: &'a [u32],
-    /// Position of the first.
+    /// Position of the first token.
     pub position: u64,
 }
 
-/// A rotary table for texts up to a length.
+/// Rotary table for texts up to a length.
 #[derive(Debug)]
 struct Variant {
     max_length: u64,
@@ -47,7 +47,7 @@ struct Variant {
     sin: Matrix,
 }
 
-/// A matrix within the file.
+/// Matrix within the file.
 #[derive(Clone, Debug)]
 struct Matrix {
     rows: u64,
@@ -56,11 +56,11 @@ struct Matrix {
     bytes: Range<usize>,
 }
 
-/// The variants of the rotary tables that a text uses, by table.
+/// Variant of each rotary table that a text uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RopeChoice {
     variants: BTreeMap<String, usize>,
-    /// Positions that the chosen tables have.
+    /// Number of positions of the chosen tables.
     pub rows: u64,
 }
 
@@ -77,16 +77,16 @@ impl HostTables {
     /// Opens the host tensors of a bundle.
     ///
     /// # Errors
-    /// When the file is absent or damaged, or a tensor is missing or of another shape than the bundle says.
+    /// If the file is missing or damaged, or a tensor is missing or differs in shape from the bundle.
     pub fn open(bundle: &Bundle, folder: &Path) -> Result<Self> {
         let path = folder.join(&bundle.host.file.file);
         Self::from_file(bundle, MappedFile::open(&path)?)
     }
 
-    /// The host tensors in a file that is open already.
+    /// Reads the host tensors of an open file.
     ///
     /// # Errors
-    /// As [`HostTables::open`].
+    /// Returns any error of [`HostTables::open`].
     pub fn from_file(bundle: &Bundle, file: MappedFile) -> Result<Self> {
         let tensors = Tensors::read(&file)?;
         let embedding = tensors.matrix(&bundle.host.embedding, Dtype::F16)?;
@@ -176,12 +176,12 @@ impl HostTables {
         })
     }
 
-    /// The matrix by which hidden states are rotated, if they are.
+    /// Returns the matrix that rotates hidden states, if any.
     pub(super) fn rotation(&self) -> Option<Array2<f32>> {
         Some(self.whole(self.rotation.as_ref()?))
     }
 
-    /// The projections of what is pooled, in their order.
+    /// Returns the projections of the pooled vector, in their order.
     pub(super) fn projections(&self) -> Vec<HostProduct> {
         let product = |(weight, bias, activation): &(Matrix, Option<Matrix>, ProjectionActivation)| HostProduct {
             weight: self.whole(weight),
@@ -201,11 +201,11 @@ impl HostTables {
         values
     }
 
-    /// Writes the embeddings of tokens as columns, with what is learned of their positions and types added: `out` is
-    /// `[hidden_size, size]`, and columns past the tokens stay as they are.
+    /// Writes embeddings of tokens as columns, with learned position and type embeddings added. `out` is `[hidden_size,
+    /// size]`; columns past the tokens are left as they are.
     ///
     /// # Errors
-    /// When a token isn't in the vocabulary, or there is no such position or type.
+    /// If a token isn't in the vocabulary, or a position or type doesn't exist.
     pub fn embed(&self, text: TokenRun<'_>, size: usize, out: &mut [f32]) -> Result<(), RuntimeError> {
         let TokenRun { tokens, types, position } = text;
         for (t, token) in tokens.iter().enumerate() {
@@ -228,7 +228,7 @@ impl HostTables {
                 add(table, position);
             }
             if let Some(table) = &self.token_types {
-                // a model of one type has nothing to tell the second text of a pair apart by
+                // a model of one type can't tell the second text of a pair apart
                 let kind = types.get(t).copied().map_or(0, u64::from).min(table.rows - 1);
                 add(table, kind);
             }
@@ -236,10 +236,10 @@ impl HostTables {
         Ok(())
     }
 
-    /// What layers are told of tokens, as columns: `[layers * width, size]`, where those past the tokens are zeros.
+    /// Returns the per-layer inputs of tokens as columns `[layers * width, size]`; columns past the tokens are zero.
     ///
     /// # Errors
-    /// When there is no table of that, or a token isn't in the vocabulary.
+    /// If the table is missing, or a token isn't in the vocabulary.
     pub fn per_layer_input(&self, tokens: &[u32], layers: Range<usize>, size: usize) -> Result<Vec<f32>, RuntimeError> {
         let Some(table) = self.per_layer.as_ref().filter(|_| layers.end <= self.num_layers) else {
             return Err(RuntimeError::bundle(self.file.path(), "there is no table of what layers are told of tokens"));
@@ -259,10 +259,10 @@ impl HostTables {
         Ok(out)
     }
 
-    /// The variants for a text of `length` tokens: in each table the first that is long enough.
+    /// Chooses the variants for a text of `length` tokens: in each table the first that is long enough.
     ///
     /// # Errors
-    /// When a table has none.
+    /// If a table has none.
     pub fn choose_rope(&self, length: u64) -> Result<RopeChoice, RuntimeError> {
         let mut choice = RopeChoice { variants: BTreeMap::new(), rows: u64::MAX };
         for (table, variants) in &self.rope {
@@ -277,11 +277,11 @@ impl HostTables {
         Ok(choice)
     }
 
-    /// Appends the rows from `position` on of a rotary table, row-major: `real` of them, then the last one again up to
+    /// Appends rows of a rotary table from `position` on, row-major: `real` rows, then the last one repeated up to
     /// `size`.
     ///
     /// # Errors
-    /// When there is no such table, or it has too few rows.
+    /// If there is no such table, or it has too few rows.
     pub fn rope(
         &self,
         choice: &RopeChoice,
@@ -310,12 +310,11 @@ impl HostTables {
         Ok(())
     }
 
-    /// Reads a row that is there into a buffer of its length.
     fn read_row(&self, matrix: &Matrix, row: u64, out: &mut [f32]) {
         self.read_blocks(matrix, row, |first, values| out[first..][..values.len()].copy_from_slice(values));
     }
 
-    /// Shows a row that is there, some numbers at a time: the place of the first of them, and they.
+    /// Passes a row to `show` in blocks, each with the index of its first element.
     fn read_blocks(&self, matrix: &Matrix, row: u64, mut show: impl FnMut(usize, &[f32])) {
         const BLOCK: usize = 256;
         let bytes_each = matrix.dtype.bitsize() / 8;
@@ -341,7 +340,7 @@ impl HostTables {
     }
 }
 
-/// The header of a safetensors file.
+/// Header of a safetensors file.
 struct Tensors {
     path: PathBuf,
     start: usize,
@@ -375,7 +374,7 @@ impl Tensors {
     }
 }
 
-/// `activation(W x + b)`
+/// Layer `activation(W x + b)`.
 pub(super) struct HostProduct {
     pub(super) weight: Array2<f32>,
     pub(super) bias: Option<Vec<f32>>,

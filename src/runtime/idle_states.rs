@@ -1,41 +1,41 @@
-//! States of texts that have ended, for those that begin.
+//! Pool of states of finished texts, reused by new ones.
 //!
-//! A cache has room for a whole context, of which most texts write a part. The next text gets the same memory, and only what was
-//! written is cleared: the system need not give and clear all of it once more before the first token.
+//! A cache has room for a whole context, of which most texts write only a part. Reusing its memory means that only the
+//! written part is cleared.
 
 use std::collections::BTreeSet;
 
 use anec_base::IdlePool;
 use anec_exec::State;
 
-/// Most bytes of states that are kept for texts to come.
-const MOST_BYTES: usize = 128 << 20;
+/// Maximum bytes of pooled states.
+const MAX_BYTES: usize = 128 << 20;
 
-/// The states of a text.
+/// States of a text.
 #[derive(Clone, Default)]
 pub(super) struct SequenceStates {
-    /// By their ids.
+    /// States by id.
     pub state: State,
-    /// Functions whose states are among them.
+    /// Functions whose states are included.
     pub known: BTreeSet<usize>,
 }
 
-/// States that no text has.
+/// Pool of unused states.
 pub(super) struct IdleStates(IdlePool<SequenceStates>);
 
 impl Default for IdleStates {
     fn default() -> Self {
-        IdleStates(IdlePool::new(MOST_BYTES, |states| states.state.bytes()))
+        IdleStates(IdlePool::new(MAX_BYTES, |states| states.state.bytes()))
     }
 }
 
 impl IdleStates {
-    /// Those of a text that begins: all zeros, or none yet.
+    /// Returns states for a new text: all zeros, or none yet.
     pub fn take(&self) -> SequenceStates {
         self.0.take().unwrap_or_default()
     }
 
-    /// Those of a text that has ended, if it had any. They are freed if there are many, or another text has a part of them.
+    /// Returns states to the pool. They are freed if the pool is full or another text shares them.
     pub fn give(&self, SequenceStates { state, known }: SequenceStates) {
         if let Some(state) = state.emptied().filter(|state| state.bytes() > 0) {
             self.0.give(SequenceStates { state, known });
@@ -73,11 +73,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_for_texts_to_come_has_an_end() {
+    fn the_pool_is_bounded() {
         let idle = IdleStates::default();
-        let large = MOST_BYTES / size_of::<f32>() / 2;
+        let large = MAX_BYTES / size_of::<f32>() / 2;
         [large, large, large, 1].into_iter().for_each(|elements| idle.give(states(elements)));
         assert_eq!(idle.0.count(), 2);
-        assert_eq!([(); 2].map(|()| idle.take().state.bytes()), [MOST_BYTES / 2; 2]);
+        assert_eq!([(); 2].map(|()| idle.take().state.bytes()), [MAX_BYTES / 2; 2]);
     }
 }

@@ -1,4 +1,4 @@
-//! Turns what a call is about (which tokens, at which positions) into the tensors of a function's inputs.
+//! Builds the input tensors of a function from the tokens and positions of a call.
 
 use std::sync::Arc;
 
@@ -9,22 +9,22 @@ use super::plan::Chunk;
 use anec_bundle::{MASKED, Port, PortDim, PortRole};
 use anec_exec::{Tensor, TensorData};
 
-/// The inputs of all functions for one chunk of tokens. Equal inputs are made once.
+/// Builder of the inputs of all functions for one chunk of tokens. Equal inputs are built once.
 pub struct InputBuilder<'a> {
     host: &'a HostTables,
     rope: &'a RopeChoice,
-    /// Tokens of the call, unless hidden states are given in their place.
+    /// Tokens of the call, unless hidden states are given instead.
     tokens: &'a [u32],
     /// Position of the first token.
     position: u64,
     chunk: Chunk,
     context: u64,
-    /// The hidden states before those of the call's tokens, `[channels, T]`, and whether a layer that drafts has given them.
+    /// Hidden states before those of the call's tokens, `[channels, T]`, and whether a draft layer produced them.
     previous: Option<(&'a Columns, bool)>,
     tensors: InputTensors,
 }
 
-/// Tensors of inputs: those of a call, and those of the call before it, which are written again.
+/// Input tensors of this call and of the previous one, whose memory is reused.
 #[derive(Default)]
 pub(super) struct InputTensors {
     made: Vec<(PortRole, Arc<Tensor>)>,
@@ -32,13 +32,13 @@ pub(super) struct InputTensors {
 }
 
 impl InputTensors {
-    /// Those of another call.
+    /// Begins another call.
     fn begin(&mut self) {
         self.before.clear();
         std::mem::swap(&mut self.made, &mut self.before);
     }
 
-    /// A tensor of the call before.
+    /// Takes a tensor of the previous call.
     fn before(&mut self, role: &PortRole, fits: impl Fn(&[usize]) -> bool) -> Option<(PortRole, Arc<Tensor>)> {
         let found = self.before.iter().position(|(own, tensor)| own == role && fits(&tensor.shape))?;
         Some(self.before.swap_remove(found))
@@ -46,7 +46,7 @@ impl InputTensors {
 }
 
 impl<'a> InputBuilder<'a> {
-    /// The inputs for `chunk`, which holds `tokens`, at `position` of a cache of `context` slots.
+    /// Creates a builder for `chunk`, which holds `tokens`, at `position` of a cache of `context` slots.
     pub fn new(
         host: &'a HostTables,
         rope: &'a RopeChoice,
@@ -58,14 +58,14 @@ impl<'a> InputBuilder<'a> {
         InputBuilder { host, rope, tokens, position, chunk, context, previous: None, tensors: InputTensors::default() }
     }
 
-    /// With hidden states before those of the call's tokens; `drafted` if a layer that drafts has given them.
+    /// Adds hidden states before those of the call's tokens; `drafted` if a draft layer produced them.
     #[must_use]
     pub(super) fn after(mut self, previous: Option<(&'a Columns, bool)>) -> Self {
         self.previous = previous;
         self
     }
 
-    /// With the tensors of the call before, to be written again.
+    /// Adds the tensors of the previous call, whose memory is reused.
     #[must_use]
     pub(super) fn again(mut self, tensors: InputTensors) -> Self {
         self.tensors = tensors;
@@ -73,12 +73,12 @@ impl<'a> InputBuilder<'a> {
         self
     }
 
-    /// What was made, for the next call.
+    /// Returns the built tensors for the next call.
     pub(super) fn into_tensors(self) -> InputTensors {
         self.tensors
     }
 
-    /// The embedding of the tokens, as many columns as the call takes.
+    /// Returns the embedding of the tokens, with as many columns as the call takes.
     pub(super) fn embedding(&mut self, channels: usize) -> Result<Columns, RuntimeError> {
         let size = self.chunk.size as usize;
         let shape = [1, channels, size, 1];
@@ -95,15 +95,15 @@ impl<'a> InputBuilder<'a> {
         Ok(Columns::of_tensor(tensor, channels, size).unwrap_or_else(|| Columns::zeros(channels, size)))
     }
 
-    /// The tokens that count.
+    /// Returns the positions of the real tokens.
     pub(super) fn place(&self) -> Place {
         Place { first: self.position, count: self.chunk.real }
     }
 
-    /// The tensor of an input other than the hidden states.
+    /// Returns the tensor of an input other than the hidden states.
     ///
     /// # Errors
-    /// When the host has no such thing, or not in the shape that the port asks for.
+    /// If the host lacks the values, or they don't have the port's shape.
     pub fn input(&mut self, port: &Port) -> Result<Arc<Tensor>, RuntimeError> {
         let size = self.chunk.size;
         let made =
@@ -128,7 +128,7 @@ impl<'a> InputBuilder<'a> {
         Ok(tensor)
     }
 
-    /// Writes the elements of an input in place of others.
+    /// Overwrites the elements of an input.
     fn write(&self, port: &Port, data: &mut TensorData) -> Result<(), RuntimeError> {
         let unexpected = || {
             let problem = format!("a function has an input `{}` of an unexpected role", port.name);
@@ -189,8 +189,8 @@ impl<'a> InputBuilder<'a> {
         self.host.rope(self.rope, table, wave, self.position, [real as usize, size as usize], rows)
     }
 
-    /// `[T, S]`: a token sees the slots of the positions up to its own, within its window; position p has the slot p mod
-    /// S. Padding tokens attend like the last real token; their outputs are discarded.
+    /// Attention mask `[T, S]`: a token sees the slots of positions up to its own, within its window; position p has
+    /// slot p mod S. Padding tokens attend like the last real token; their outputs are discarded.
     fn attention_mask(&self, slots: u64, window: Option<u64>, mask: &mut Vec<f32>) {
         mask.resize((self.chunk.size * slots) as usize, MASKED);
         for (t, row) in mask.chunks_exact_mut(slots as usize).enumerate() {
@@ -200,7 +200,7 @@ impl<'a> InputBuilder<'a> {
         }
     }
 
-    /// `[T, S]`: a token sees the slots of the positions before the call's first, within its window.
+    /// Mask `[T, S]`: a token sees the slots of the positions before the call's first, within its window.
     fn past_mask(&self, slots: u64, window: Option<u64>, mask: &mut Vec<f32>) {
         mask.resize((self.chunk.size * slots) as usize, MASKED);
         for (t, row) in mask.chunks_exact_mut(slots as usize).enumerate() {
@@ -210,7 +210,8 @@ impl<'a> InputBuilder<'a> {
         }
     }
 
-    /// `[T, T]`: a token sees those before it and itself, within its window. Padding tokens attend like the last real one.
+    /// Mask `[T, T]`: a token sees itself and earlier tokens of the call, within its window. Padding tokens attend like
+    /// the last real one.
     fn call_mask(&self, window: Option<u64>, mask: &mut Vec<f32>) {
         let Chunk { real, size } = self.chunk;
         mask.resize((size * size) as usize, MASKED);
@@ -221,8 +222,8 @@ impl<'a> InputBuilder<'a> {
         }
     }
 
-    /// `[T, T]`: a token sees those at most `band` away on both sides. No real token attends to padding tokens, and
-    /// their outputs are discarded.
+    /// Mask `[T, T]`: a token sees tokens at most `band` away on both sides. No real token attends to padding tokens,
+    /// and their outputs are discarded.
     fn band_mask(&self, band: u64, mask: &mut Vec<f32>) {
         let Chunk { real, size } = self.chunk;
         mask.resize((size * size) as usize, MASKED);
@@ -232,7 +233,7 @@ impl<'a> InputBuilder<'a> {
         }
     }
 
-    /// `[S, T]`: token t goes to the slot of its position. Padding tokens are written nowhere.
+    /// Write mask `[S, T]`: token t goes to the slot of its position. Padding tokens are not written.
     fn kv_write_mask(&self, slots: u64, mask: &mut Vec<f32>) {
         let size = self.chunk.size as usize;
         mask.resize(slots as usize * size, 0.0);
@@ -241,8 +242,8 @@ impl<'a> InputBuilder<'a> {
         }
     }
 
-    /// The slot of the first token. A function that writes at a position writes all its tokens; what those that only
-    /// fill the call leave behind is overwritten before a mask opens it, but it has to fit.
+    /// Returns the slot of the first token. A function that writes at a position writes all its tokens, padding
+    /// included. Padding is overwritten before a mask opens it, but it has to fit.
     fn first_slot(&self) -> Result<i32, RuntimeError> {
         let end = self.position + self.chunk.size;
         if end > self.context {
@@ -252,7 +253,7 @@ impl<'a> InputBuilder<'a> {
     }
 }
 
-/// `[1 + levels, T, T]`: which token comes after which; see [`PortRole::TokenOrder`].
+/// Order of tokens `[1 + levels, T, T]`; see [`PortRole::TokenOrder`].
 fn token_order(size: u64, levels: u64) -> impl Iterator<Item = f32> {
     let after = |plane: u64, i: u64, j: u64| match plane.checked_sub(1) {
         None => j <= i,
@@ -262,7 +263,7 @@ fn token_order(size: u64, levels: u64) -> impl Iterator<Item = f32> {
     planes.map(move |(plane, i, j)| f32::from(u8::from(after(plane, i, j))))
 }
 
-/// The size of one of a port's dimensions, such as the slots of the cache that a mask is for.
+/// Returns the size of one of a port's dimensions, such as the slots of a mask's cache.
 fn slots(port: &Port, axis: usize) -> Result<u64, RuntimeError> {
     match port.shape.get(axis) {
         Some(PortDim::Fixed(slots)) if *slots > 0 => Ok(*slots),
@@ -274,12 +275,12 @@ fn slots(port: &Port, axis: usize) -> Result<u64, RuntimeError> {
     }
 }
 
-/// The shape of a port for a call of `size` tokens.
+/// Returns the shape of a port for a call of `size` tokens.
 pub fn shape_of(port: &Port, size: u64) -> Vec<usize> {
     port.shape_at(size).into_iter().map(|extent| extent as usize).collect()
 }
 
-/// Whether a port has this shape in a call of `size` tokens.
+/// Returns whether a port has this shape in a call of `size` tokens.
 pub(super) fn fits(port: &Port, shape: &[usize], size: u64) -> bool {
     port.shape.iter().map(|extent| extent.at(size) as usize).eq(shape.iter().copied())
 }
@@ -289,10 +290,10 @@ fn misfit(port: &Port, shape: &[usize], count: usize) -> RuntimeError {
     RuntimeError::bundle(anec_bundle::FILE_NAME, problem)
 }
 
-/// `values` as a tensor of `shape`.
+/// Returns `values` as a tensor of `shape`.
 ///
 /// # Errors
-/// When the shape has another number of elements.
+/// If the shape has another number of elements.
 pub fn shaped(port: &Port, shape: Vec<usize>, values: Vec<f32>) -> Result<Tensor, RuntimeError> {
     if shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) != Some(values.len()) {
         return Err(misfit(port, &shape, values.len()));
@@ -300,11 +301,11 @@ pub fn shaped(port: &Port, shape: Vec<usize>, values: Vec<f32>) -> Result<Tensor
     Ok(Tensor::new(shape, values))
 }
 
-/// Which tokens of a text a call has: `count` of them from position `first` on.
+/// Positions of a call's tokens: `count` of them from `first` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
-    /// Position of the first.
+    /// Position of the first token.
     pub first: u64,
-    /// How many count; others fill the call up.
+    /// Number of real tokens; the others are padding.
     pub count: u64,
 }

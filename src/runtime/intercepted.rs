@@ -1,5 +1,4 @@
-//! A backend whose calls go through a function of one's own, which times them, keeps their inputs, or shows the values
-//! inside them.
+//! Backend decorator that times calls, records their inputs, or shows the values inside them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,42 +7,42 @@ use super::backend::{Backend, FunctionCall, Phase, Sequence, Watch};
 use anec_base::Result;
 use anec_exec::{ProductMemo, Tensor};
 
-/// Makes a call of a text: of the function with this index in `bundle.json`, on these inputs.
+/// Function that makes a call of the function with this index in `bundle.json`, on these inputs.
 pub type Interceptor =
     Arc<dyn Fn(&mut dyn Sequence, usize, &[&Tensor], Option<Watch<'_>>) -> Result<Vec<Tensor>> + Send + Sync>;
 
-/// Sees a value that has a name: the function's index in `bundle.json`, the name, and the value.
+/// Callback for named values: the function's index in `bundle.json`, the name, and the value.
 pub type Observer = Arc<dyn Fn(usize, &str, &Tensor) + Send + Sync>;
 
-/// Is told of a call: the function's index in `bundle.json`, and how long it took.
+/// Callback after a call: the function's index in `bundle.json`, and the duration.
 pub(super) type Timer = Arc<dyn Fn(usize, Duration) + Send + Sync>;
 
-/// A backend, intercepted.
+/// Backend whose calls are intercepted.
 pub struct InterceptedBackend {
     inner: Arc<dyn Backend>,
     interception: Interception,
 }
 
-/// What becomes of a call.
+/// Treatment of calls.
 #[derive(Clone)]
 enum Interception {
     Replaced(Interceptor),
-    /// It is made as it is, its memory used again as without interception.
+    /// Timed, and otherwise unchanged.
     Timed(Timer),
 }
 
 impl InterceptedBackend {
-    /// Calls of functions on `inner` are what `interceptor` makes of them.
+    /// Creates a backend that replaces calls on `inner` by `interceptor`.
     pub fn new(inner: Arc<dyn Backend>, interceptor: Interceptor) -> Self {
         InterceptedBackend { inner, interception: Interception::Replaced(interceptor) }
     }
 
-    /// Runs functions on `inner` and tells `timer` how long each call took.
+    /// Creates a backend that reports the duration of each call on `inner` to `timer`.
     pub(super) fn timed(inner: Arc<dyn Backend>, timer: Timer) -> Self {
         InterceptedBackend { inner, interception: Interception::Timed(timer) }
     }
 
-    /// Runs functions on `inner` and shows their values to `observer`, call by call.
+    /// Creates a backend that shows the values of each call on `inner` to `observer`.
     pub fn observed(inner: Arc<dyn Backend>, observer: Observer) -> Self {
         Self::new(
             inner,
@@ -74,7 +73,7 @@ impl Backend for InterceptedBackend {
     }
 }
 
-/// Makes a call of a function, and says how long it took.
+/// Runs a call and reports its duration.
 fn timed<T>(timer: &Timer, function: usize, call: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let result = call();

@@ -1,4 +1,4 @@
-//! Runs bundles. Everything it knows of a model is in `bundle.json`: no family has code here.
+//! Runs bundles. All knowledge of a model comes from `bundle.json`; no family has code here.
 //!
 //! ```
 //! use anec_exec::Precision;
@@ -18,40 +18,40 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`backend`] | what runs the functions |
-//! | [`cpu`], [`cpu_options`] | the backend over the CPU executor |
-//! | [`coreml`] | the backend over Core ML |
-//! | [`plan`] | which functions, in which order, with how many tokens at a time |
+//! | [`backend`] | traits that execute functions |
+//! | [`cpu`], [`cpu_options`] | backend over the CPU executor |
+//! | [`coreml`] | backend over Core ML |
+//! | [`plan`] | which functions run, in which order, with how many tokens per call |
 //! | [`host`] | embedding and rotary tables |
-//! | [`inputs`] | the inputs of a call |
-//! | [`model`] | a bundle with a backend |
-//! | [`forward`] | what is asked of a run over tokens |
-//! | [`session`] | a text on its way through the bundle |
-//! | `buffers` | tensors that calls write again |
-//! | `call` | one call of a function: its inputs, its result |
-//! | `intercepted` | a backend whose calls are timed, kept or looked into |
+//! | [`inputs`] | inputs of a call |
+//! | [`model`] | bundle with a backend |
+//! | [`forward`] | options and result of a forward pass |
+//! | [`session`] | text with its states |
+//! | `buffers` | reused tensors of calls |
+//! | `call` | one function call: its inputs, its result |
+//! | `intercepted` | backend decorator that times, records or observes calls |
 //! | `function_pool` | functions in memory, under a limit |
-//! | `moved` | states of one context for another |
-//! | [`together`] | texts that share calls |
-//! | `states` | what a text carries from call to call |
-//! | `idle_states` | states of texts that have ended, for those that begin |
+//! | `state_transfer` | states carried from one context to another |
+//! | [`together`] | batched calls of several texts |
+//! | `states` | states of a text |
+//! | `idle_states` | pool of unused states |
 //! | `hidden` | hidden states between calls |
 //! | `widened` | larger calls than a bundle allows, on the executor |
-//! | [`encode`] | vectors of texts, and judgements of whole texts |
-//! | [`classify`] | a text of any length on its way through a token classifier; labels of whole spans; what is left without them |
-//! | [`profile`] | how long the functions take |
-//! | [`bench`](mod@bench) | how fast a bundle runs |
-//! | [`energy`] | how much energy work takes |
+//! | [`encode`] | embeddings and classification of whole texts |
+//! | [`classify`] | token classification: windows, labels, spans, redaction |
+//! | [`profile`] | time spent in each function |
+//! | [`bench`](mod@bench) | benchmarks |
+//! | [`energy`] | energy measurement |
 //! | [`prefix`] | sessions kept for texts with the same beginning |
-//! | [`sampling`], [`logprobs`] | choosing the next token, and how likely it was |
-//! | [`constraint`] | text that keeps to a JSON Schema or a grammar |
-//! | [`lookup`] | guessing tokens from the text's own past |
-//! | [`draft`] | guessing tokens by a smaller model |
-//! | [`request`], [`generation`] | continuing a prompt: what is asked, and the loop |
+//! | [`sampling`], [`logprobs`] | choice of the next token, and its log-probability |
+//! | [`constraint`] | text constrained by a JSON Schema or a grammar |
+//! | [`lookup`] | drafts from the text's own past |
+//! | [`draft`] | drafts by a smaller model |
+//! | [`request`], [`generation`] | generation request, and the generation loop |
 //! | [`tokenizer`], [`chat`] | text to tokens and back; conversations to text |
-//! | `bpe` | a vocabulary of byte-pair encoding, read in one go |
-//! | [`text`] | a continuation as text, up to a stop string |
-//! | [`tools`] | calls of functions within a text |
+//! | `bpe` | fast reader of byte-pair encoding vocabularies |
+//! | [`text`] | generated text, up to a stop string |
+//! | [`tools`] | function calls within a text |
 
 #![forbid(unsafe_code)]
 
@@ -93,7 +93,7 @@ mod intercepted;
 pub mod logprobs;
 pub mod lookup;
 pub mod model;
-pub(crate) mod moved;
+pub(crate) mod state_transfer;
 pub mod plan;
 pub mod prefix;
 pub mod profile;

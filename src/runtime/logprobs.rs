@@ -1,18 +1,18 @@
-//! How likely tokens were: logarithms of the model's own probabilities, before penalties, temperature and cuts.
+//! Log-probabilities of tokens under the model's own distribution, before penalties, temperature and cuts.
 
 use super::sampling::argmax;
 
-/// How likely a token was, and which others were likely.
+/// Log-probability of a token, and its likeliest alternatives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logprobs {
     /// Natural logarithm of the token's probability.
     pub logprob: f32,
-    /// The likeliest tokens at its place with theirs, in descending order; equals by token.
+    /// Likeliest tokens at this position with their log-probabilities, descending; ties by token id.
     pub top: Vec<(u32, f32)>,
 }
 
 impl Logprobs {
-    /// Of `token` and the `count` likeliest, from a row of logits.
+    /// Returns the log-probabilities of `token` and of the `count` likeliest tokens, from a row of logits.
     pub fn of(logits: &[f32], token: u32, count: usize) -> Self {
         let largest = logits.get(argmax(logits) as usize).copied().unwrap_or(0.0);
         let sum: f64 = logits.iter().filter(|l| !l.is_nan()).map(|logit| f64::from(logit - largest).exp()).sum();
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_are_those_of_the_softmax() {
+    fn logprobs_equal_the_softmax() {
         let logits = [1.0f32, 3.0, 2.0, -1.0, 3.0];
         let total: f64 = logits.iter().map(|l| f64::from(*l).exp()).sum();
         let expected = |i: usize| (f64::from(logits[i]).exp() / total).ln() as f32;

@@ -1,5 +1,5 @@
-//! Prompt lookup (Saxena 2023): draft tokens are those that followed the same tokens earlier in the text. Drafting needs no
-//! model; the model verifies several draft tokens in one call.
+//! Prompt lookup (Saxena 2023): drafts repeat the tokens that followed the same tokens earlier in the text. Drafting
+//! needs no model; the model verifies several draft tokens in one call.
 
 /// Drafts tokens from a text's own past.
 #[derive(Clone, Debug)]
@@ -38,7 +38,7 @@ impl PromptLookup {
         self.text.push(token);
     }
 
-    /// Up to `most` tokens that may come next: those after the latest of the longest matches.
+    /// Returns up to `most` tokens that may come next: those after the latest of the longest matches.
     pub fn draft(&mut self, most: usize) -> &[u32] {
         if self.pause > 0 {
             self.pause -= 1;
@@ -60,8 +60,8 @@ impl PromptLookup {
         &self.text[start..end.min(start.saturating_add(most))]
     }
 
-    /// Records how many tokens of the last draft were accepted. After a rejected draft, drafting pauses: a wrong draft makes
-    /// a call longer for nothing.
+    /// Records how many tokens of the last draft were accepted. After a rejected draft, drafting pauses, because a
+    /// wrong draft makes a call longer.
     pub fn record(&mut self, accepted: usize) {
         self.misses = if accepted > 0 { 0 } else { (self.misses + 1).min(LONGEST_PAUSE.ilog2()) };
         self.pause = if accepted > 0 { 0 } else { 1 << self.misses };
@@ -82,14 +82,14 @@ mod tests {
 
     #[test]
     fn the_last_token_is_not_guessed_twice() {
-        // a text that repeats one token continues with it, and no further than its past reaches
+        // a text that repeats one token continues with it, no further than its past reaches
         assert_eq!(PromptLookup::new(&[5, 5, 5], 2, 8).draft(4), [5]);
         assert!(PromptLookup::new(&[5], 1, 8).draft(4).is_empty());
         assert!(PromptLookup::new(&[], 1, 8).draft(4).is_empty());
     }
 
     #[test]
-    fn wrong_guesses_pause_it_and_right_ones_end_the_pause() {
+    fn wrong_drafts_pause_drafting() {
         let mut lookup = PromptLookup::new(&[1, 2, 1, 2, 1], 1, 8);
         let turns_until_a_guess =
             |lookup: &mut PromptLookup| (0..100).take_while(|_| lookup.draft(1).is_empty()).count();

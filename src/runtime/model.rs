@@ -1,4 +1,4 @@
-//! A bundle with a backend that runs it.
+//! Bundle with a backend that runs it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,40 +17,40 @@ use anec_bundle::{Bundle, FILE_NAME, FunctionEntry};
 use anec_bundle::{Port, PortRole, Task};
 use anec_exec::Precision;
 
-/// Tokens of a wide call: with more, a token takes no less time.
+/// Maximum number of tokens of a wide call; larger calls take no less time per token.
 const WIDE_CALL: u64 = 64;
 
-/// A bundle with a backend that runs it.
+/// Bundle with a backend that runs it.
 pub struct LoadedModel {
     pub(super) bundle: Bundle,
     pub(super) folder: PathBuf,
     pub(super) host: Arc<HostTables>,
     pub(super) plan: CallPlan,
     pub(super) backend: Arc<dyn Backend>,
-    /// Whether every state is written by position, so that going back is a matter of the position alone. What was written
-    /// after it is closed by the masks, and overwritten before they open it.
+    /// Whether every state is written by position, so that rewinding only moves the position. Later entries are masked,
+    /// and overwritten before a mask opens them.
     pub(super) rewindable: bool,
-    /// Whether calls can be filled up with tokens that don't count: nothing is carried on but caches.
+    /// Whether calls can be padded with tokens that don't count, because only caches are carried on.
     pub(super) fills: bool,
-    /// Whether functions write all tokens of a call from a position on, those that fill it up too.
+    /// Whether functions write all tokens of a call from a position on, padding included.
     pub(super) writes_slices: bool,
-    /// What calls keep to beside the plan.
+    /// Limit of calls beside the plan.
     pub(super) ring: Option<RingLimit>,
 }
 
 impl LoadedModel {
-    /// The bundle in a folder, on the CPU executor.
+    /// Opens a bundle on the CPU executor.
     ///
     /// # Errors
-    /// When there is no bundle, or it contradicts itself.
+    /// If there is no bundle, or it contradicts itself.
     pub fn on_cpu(folder: &Path, precision: Precision) -> Result<Arc<Self>> {
         Self::on_cpu_in(folder, &[precision])?.pop().ok_or(RuntimeError::NoBundle { path: folder.to_owned() }.into())
     }
 
-    /// As [`LoadedModel::on_cpu`], with options.
+    /// Opens a bundle on the CPU executor with options.
     ///
     /// # Errors
-    /// As [`LoadedModel::on_cpu`], and when a function has more weights than the limit.
+    /// Returns any error of [`LoadedModel::on_cpu`]; also if a function's weights exceed the limit.
     pub fn on_cpu_with(folder: &Path, options: &CpuOptions) -> Result<Arc<Self>> {
         let (bundle, host) = read(folder)?;
         let (bundle, ring, programs) = match options.wide_calls && bundle.model.task == Task::TextGeneration {
@@ -68,10 +68,10 @@ impl LoadedModel {
         Self::with(bundle, folder, host, Box::new(backend), ring)
     }
 
-    /// The bundle in a folder, on the CPU executor: a model for each precision, all with the same weights in memory.
+    /// Opens a bundle on the CPU executor once per precision, with shared weights.
     ///
     /// # Errors
-    /// As [`LoadedModel::on_cpu`].
+    /// Returns any error of [`LoadedModel::on_cpu`].
     pub fn on_cpu_in(folder: &Path, precisions: &[Precision]) -> Result<Vec<Arc<Self>>> {
         let (bundle, host) = read(folder)?;
         let programs = PackageStore::of(&bundle, folder);
@@ -82,10 +82,10 @@ impl LoadedModel {
         precisions.iter().map(model).collect()
     }
 
-    /// A model of parts: a bundle, its host tensors and a backend.
+    /// Creates a model of a bundle, its host tensors and a backend.
     ///
     /// # Errors
-    /// When the bundle's functions don't make a model.
+    /// If the bundle's functions don't form a model.
     pub fn new(bundle: Bundle, folder: &Path, host: Arc<HostTables>, backend: Box<dyn Backend>) -> Result<Arc<Self>> {
         Self::with(bundle, folder, host, backend, None)
     }
@@ -116,49 +116,49 @@ impl LoadedModel {
         Ok(Arc::new(LoadedModel { bundle, folder, host, plan, backend, rewindable, fills, writes_slices, ring }))
     }
 
-    /// The same model, measuring how long its functions take.
+    /// Returns the same model with a profile of its functions.
     ///
     /// # Errors
-    /// As [`LoadedModel::new`].
+    /// Returns any error of [`LoadedModel::new`].
     pub fn profiled(&self) -> Result<(Arc<Self>, FunctionProfile)> {
         let (backend, profile) = profile::profiled(self.backend.clone());
         let (bundle, host) = (self.bundle.clone(), self.host.clone());
         Ok((Self::with(bundle, &self.folder, host, Box::new(backend), self.ring)?, profile))
     }
 
-    /// The layer of the bundle that drafts the tokens after the next, as a model of its own, which reads hidden states of this
-    /// one; nothing if the bundle has none.
+    /// Returns the bundle's draft layer as a model of its own, which reads hidden states of this one; `None` if the
+    /// bundle has no such layer.
     ///
     /// # Errors
-    /// When the backend can't run it.
+    /// If the backend can't run it.
     pub fn draft_layer(&self) -> Result<Option<Arc<Self>>> {
         let Some(bundle) = self.bundle.draft_bundle() else { return Ok(None) };
         let Some(backend) = self.backend.of_bundle(&bundle)? else { return Ok(None) };
         Ok(Some(Self::with(bundle, &self.folder, self.host.clone(), backend, self.ring)?))
     }
 
-    /// Whether its functions read hidden states of another model: it drafts for that.
+    /// Returns whether its functions read hidden states of another model, as a draft layer does.
     pub(super) fn reads_hidden(&self) -> bool {
         let mut inputs = self.bundle.functions.iter().flat_map(|entry| &entry.inputs);
         inputs.any(|port| port.role == PortRole::PreviousHidden)
     }
 
-    /// The bundle.
+    /// Returns the bundle.
     pub fn bundle(&self) -> &Bundle {
         &self.bundle
     }
 
-    /// Its folder.
+    /// Returns the bundle's folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Tokens that fit into the largest context.
+    /// Returns the size of the largest context in tokens.
     pub fn context(&self) -> u64 {
         self.plan.routes.last().map_or(0, |route| route.context)
     }
 
-    /// Tokens of the longest text that a model which needs all of a text in one call can take; none for other models.
+    /// Returns the maximum number of tokens of a model that takes a text in one call; `None` for other models.
     pub fn longest_text(&self) -> Option<u64> {
         if self.bundle.model.classification().is_some() || self.bundle.model.band().is_none() {
             return None;
@@ -168,26 +168,25 @@ impl LoadedModel {
         steps.min()
     }
 
-    /// Tokens that end a text.
+    /// Returns the tokens that end a text.
     pub fn end_tokens(&self) -> Vec<u32> {
         self.bundle.model.eos_token_ids.iter().filter_map(|id| u32::try_from(*id).ok()).collect()
     }
 
-    /// The host's tensors.
     pub(super) fn host(&self) -> &HostTables {
         &self.host
     }
 
-    /// Every way through the bundle.
+    /// Returns the plan of all contexts.
     pub fn plan(&self) -> &CallPlan {
         &self.plan
     }
 
-    /// Makes the functions ready that a text begins with, those of the first layers first, as far as there is room for them:
-    /// others are loaded when a text needs them. `progress` is told how many are, and of how many.
+    /// Loads the functions that a text begins with, first layers first, as far as memory allows; other functions are
+    /// loaded when needed. `progress` receives the numbers of loaded and of all these functions.
     ///
     /// # Errors
-    /// When one can't be loaded.
+    /// If a function can't be loaded.
     pub fn prepare(&self, mut progress: impl FnMut(usize, usize)) -> Result<()> {
         let first = self.plan.routes.first().into_iter().flat_map(Route::steps);
         let functions: Vec<usize> = first.flat_map(|step| step.functions().collect::<Vec<_>>()).collect();
@@ -201,9 +200,9 @@ impl LoadedModel {
         Ok(())
     }
 
-    /// Makes ready a function of every part that a text begins with, whatever its prompt, as far as there is room: what
-    /// takes time is its weights, which those for other numbers of tokens have in common with it. A function that can't be
-    /// loaded says so when it is called.
+    /// Loads one function of every part that a text begins with, as far as memory allows. Loading time is dominated by
+    /// weights, which functions for other numbers of tokens share. A function that can't be loaded fails when it is
+    /// called.
     pub fn preload(&self) {
         let first = self.plan.routes.first().into_iter().flat_map(Route::steps);
         let functions: Vec<usize> = first.filter_map(|step| step.functions().next()).collect();
@@ -214,7 +213,7 @@ impl LoadedModel {
         }
     }
 
-    /// What [`LoadedModel::prepare`] has to load.
+    /// Returns the work of [`LoadedModel::prepare`].
     pub fn first_load(&self) -> FirstLoadWork {
         let first = self.plan.routes.first().into_iter().flat_map(Route::steps);
         let functions: Vec<usize> = first.flat_map(|step| step.functions().collect::<Vec<_>>()).collect();
@@ -222,8 +221,8 @@ impl LoadedModel {
         FirstLoadWork { functions: functions.len(), weight_bytes: bytes.sum() }
     }
 
-    /// Bytes of weights of the functions that one token of a short text needs, each with those of its package: with less
-    /// memory, functions are loaded again for every token.
+    /// Returns the bytes of weights that one token of a short text needs, each function with all weights of its
+    /// package. With less memory, functions are reloaded for every token.
     pub fn weights_of_a_token(&self) -> u64 {
         let first = self.plan.routes.first().into_iter().flat_map(Route::steps);
         let functions = first.filter_map(|step| step.functions().next());
@@ -231,7 +230,7 @@ impl LoadedModel {
     }
 }
 
-/// The bundle in a folder, and its host's tensors.
+/// Reads a bundle and its host tensors.
 fn read(folder: &Path) -> Result<(Bundle, Arc<HostTables>)> {
     if !folder.join(FILE_NAME).exists() {
         return Err(RuntimeError::NoBundle { path: folder.to_owned() }.into());
@@ -241,21 +240,21 @@ fn read(folder: &Path) -> Result<(Bundle, Arc<HostTables>)> {
     Ok((bundle, host))
 }
 
-/// What a system that has never seen a bundle has to load.
+/// Functions and weights that a system loads on first use of a bundle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FirstLoadWork {
-    /// Functions.
+    /// Number of functions.
     pub functions: usize,
-    /// Bytes of their weights, of each function with all of its package.
+    /// Bytes of their weights, each function with all weights of its package.
     pub weight_bytes: u64,
 }
 
 impl FirstLoadWork {
-    /// Seconds for 10^9 bytes on the Neural Engine, least and most of what others published: 26 (M-series, ane-book's Phi-4-mini) to 171
-    /// (iPhone, CoreML-LLM). The forecast of `anec plan --for` has the same.
+    /// Seconds per 10^9 bytes on the Neural Engine, minimum and maximum of published values: 26 (M-series, ane-book's
+    /// Phi-4-mini) to 171 (iPhone, CoreML-LLM). The forecast of `anec plan --for` uses the same values.
     pub const SECONDS_PER_GB: [f64; 2] = [26.0, 171.0];
 
-    /// Seconds that it takes, at least and at most.
+    /// Returns the minimum and maximum number of seconds.
     pub fn seconds(self) -> [f64; 2] {
         Self::SECONDS_PER_GB.map(|seconds| seconds * self.weight_bytes as f64 / 1e9)
     }

@@ -1,18 +1,18 @@
-//! Stands for the module `constraint` in a build without the feature `grammar`: no constraint can be made.
+//! Stand-in for the module `constraint` in builds without the feature `grammar`.
 
 use super::error::RuntimeError;
 pub use super::grammar::Grammar;
 use super::tokenizer::Tokenizer;
 
-/// Would make constraints for a vocabulary; there is none in this build.
+/// Compiler of grammars; absent in this build.
 pub enum Grammars {}
 
-/// Would be a grammar on its way through a text; there is none in this build.
+/// Grammar with the state of a text; absent in this build.
 #[derive(Clone)]
 pub enum Constraint {}
 
 impl Grammars {
-    /// Refuses: this build has no grammars.
+    /// Fails, because this build has no grammars.
     ///
     /// # Errors
     /// Always.
@@ -20,33 +20,33 @@ impl Grammars {
         Err(RuntimeError::Grammar { problem: "this build is without the feature `grammar`".into() })
     }
 
-    /// A constraint at the beginning of its text.
+    /// Never called.
     ///
     /// # Errors
-    /// Never called.
+    /// Never.
     pub fn start(&self, _form: &Grammar) -> Result<Constraint, RuntimeError> {
         match *self {}
     }
 }
 
 impl Constraint {
-    /// Closes the logits of tokens that can't come next.
+    /// Never called.
     ///
     /// # Errors
-    /// Never called.
+    /// Never.
     pub fn mask_logits(&mut self, _logits: &mut [f32]) -> Result<(), RuntimeError> {
         match *self {}
     }
 
-    /// Tells that `token` is now part of the text.
+    /// Never called.
     ///
     /// # Errors
-    /// Never called.
+    /// Never.
     pub fn accept_token(&mut self, _token: u32) -> Result<(), RuntimeError> {
         match *self {}
     }
 
-    /// Whether nothing can follow.
+    /// Never called.
     pub fn is_finished(&self) -> bool {
         match *self {}
     }

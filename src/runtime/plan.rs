@@ -1,4 +1,4 @@
-//! Which functions of a bundle run a text, in which order, with how many tokens at a time.
+//! Plan of a bundle: which functions run, in which order, with how many tokens per call.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,58 +8,58 @@ use std::path::Path;
 use super::error::RuntimeError;
 use anec_bundle::{Bundle, FunctionEntry, Stage, TokenCount};
 
-/// Every way through the bundle, one for each context length, ascending.
+/// Routes of all context lengths, ascending.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallPlan {
-    /// One for each context length.
+    /// One route per context length.
     pub routes: Vec<Route>,
 }
 
-/// A way through the bundle: functions of one context length.
+/// Functions of one context length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Slots of the key-value cache.
+    /// Number of slots of the KV cache.
     pub context: u64,
-    /// Layers, from the first to the last.
+    /// Layers, first to last.
     pub layers: Vec<Step>,
-    /// Parts of the LM head, from the first row to the last.
+    /// Parts of the LM head, first row to last.
     pub head: Vec<Step>,
 }
 
-/// A part of the model: the functions that compute it, for several numbers of tokens.
+/// Part of the model with its functions for several numbers of tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Layers or rows of the vocabulary.
+    /// Layers, or rows of the vocabulary.
     pub part: Range<u64>,
-    /// The feed-forward network of the part's last layer, if the layer leaves it out.
+    /// Feed-forward network of the part's last layer, if in a function of its own.
     pub feed_forward: Option<Box<Step>>,
-    /// Groups of experts that may add to what the part gives, if its last layer leaves them out.
+    /// Groups of experts of the part's last layer, if in functions of their own.
     pub experts: Vec<Step>,
-    /// Numbers of tokens and the function for them.
+    /// Numbers of tokens and their functions.
     variants: Vec<(TokenCount, usize)>,
 }
 
-/// Tokens of one call: `real` of them, filled up to the `size` that a function takes.
+/// Tokens of one call: `real` of them, padded to the `size` of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// Tokens that count.
+    /// Number of tokens that count.
     pub real: u64,
-    /// Tokens that the functions are called with.
+    /// Number of tokens that the functions are called with.
     pub size: u64,
 }
 
 impl Route {
-    /// All its steps in the order of a text, those of feed-forward networks and experts behind their layers.
+    /// Returns all steps in execution order, including feed-forward networks and experts after their layers.
     pub fn steps(&self) -> impl Iterator<Item = &Step> {
         self.layers.iter().flat_map(Step::with_followers).chain(&self.head)
     }
 }
 
 impl CallPlan {
-    /// The plan of a bundle; `path` is for errors.
+    /// Creates the plan of a bundle; `path` is for errors.
     ///
     /// # Errors
-    /// When the bundle contradicts itself.
+    /// If the bundle contradicts itself.
     pub fn new(bundle: &Bundle, path: &Path) -> Result<Self, RuntimeError> {
         if let Some(problem) = bundle.check().into_iter().next() {
             return Err(RuntimeError::bundle(path.join(anec_bundle::FILE_NAME), problem));
@@ -91,10 +91,10 @@ impl CallPlan {
         Ok(CallPlan { routes })
     }
 
-    /// The route of the smallest context that holds `tokens`.
+    /// Returns the route of the smallest context that holds `tokens`.
     ///
     /// # Errors
-    /// When none is large enough.
+    /// If no context is large enough.
     pub fn route(&self, tokens: u64) -> Result<usize, RuntimeError> {
         self.routes.iter().position(|route| route.context >= tokens).ok_or_else(|| RuntimeError::ContextFull {
             tokens,
@@ -103,7 +103,7 @@ impl CallPlan {
     }
 }
 
-/// The functions for which `part` gives something, by what it gives, in its order.
+/// Returns the steps of the functions that have a `part`, in the parts' order.
 fn steps(bundle: &Bundle, part: impl Fn(&FunctionEntry) -> Option<Range<u64>>) -> Vec<Step> {
     let mut parts: BTreeMap<(u64, u64), Step> = BTreeMap::new();
     for (index, entry) in bundle.functions.iter().enumerate() {
@@ -115,7 +115,7 @@ fn steps(bundle: &Bundle, part: impl Fn(&FunctionEntry) -> Option<Range<u64>>) -
     parts
         .into_values()
         .map(|mut step| {
-            // a function made for one size goes before one that is flexible
+            // a function of one size is preferred over a flexible one
             step.variants.sort_by_key(|(tokens, _)| matches!(tokens, TokenCount::Range(..)));
             step
         })
@@ -127,22 +127,22 @@ impl Step {
         Step { part, feed_forward: None, experts: Vec::new(), variants: Vec::new() }
     }
 
-    /// Itself, and the steps of what its last layer leaves out.
+    /// Returns itself and the steps that its last layer leaves to other functions.
     pub fn with_followers(&self) -> impl Iterator<Item = &Step> {
         std::iter::once(self).chain(self.feed_forward.as_deref()).chain(&self.experts)
     }
 
-    /// The function for calls of `size` tokens.
+    /// Returns the function for calls of `size` tokens.
     pub fn function(&self, size: u64) -> Option<usize> {
         self.variants.iter().find(|(tokens, _)| tokens.allows(size)).map(|(_, function)| *function)
     }
 
-    /// All its functions.
+    /// Returns all its functions.
     pub fn functions(&self) -> impl Iterator<Item = usize> + '_ {
         self.variants.iter().map(|(_, function)| *function)
     }
 
-    /// The largest number of tokens that a call of it can have, at most `size`.
+    /// Returns the largest call size up to `size`.
     pub fn largest_at_most(&self, size: u64) -> Option<u64> {
         let candidates = self.variants.iter().filter_map(|(tokens, _)| match *tokens {
             TokenCount::Range(lower, upper) => (lower <= size).then_some(upper.min(size)),
@@ -151,7 +151,7 @@ impl Step {
         candidates.max()
     }
 
-    /// The smallest number of tokens that a call of it can have, at least `size`.
+    /// Returns the smallest call size of at least `size`.
     pub fn smallest_at_least(&self, size: u64) -> Option<u64> {
         let candidates = self.variants.iter().filter_map(|(tokens, _)| match *tokens {
             TokenCount::Range(lower, upper) => (upper >= size).then_some(lower.max(size)),
@@ -161,7 +161,7 @@ impl Step {
     }
 }
 
-/// The largest number of tokens, at most `size`, that every step takes.
+/// Returns the largest size up to `size` that every step takes.
 fn largest_at_most(steps: &[Step], mut size: u64) -> Option<u64> {
     loop {
         let next = steps.iter().try_fold(size, |size, step| step.largest_at_most(size))?;
@@ -172,7 +172,7 @@ fn largest_at_most(steps: &[Step], mut size: u64) -> Option<u64> {
     }
 }
 
-/// The smallest number of tokens, at least `size`, that every step takes.
+/// Returns the smallest size of at least `size` that every step takes.
 fn smallest_at_least(steps: &[Step], mut size: u64) -> Option<u64> {
     loop {
         let next = steps.iter().try_fold(size, |size, step| step.smallest_at_least(size))?;
@@ -183,17 +183,17 @@ fn smallest_at_least(steps: &[Step], mut size: u64) -> Option<u64> {
     }
 }
 
-/// Calls of up to so many tokens take about as long as one of a single token, which is bound by reading weights too: on the
-/// Neural Engine until some 8 to 16 (published: five tokens take 1.05 times as long as one, on an M5 Pro).
+/// Number of tokens up to which a call takes about as long as for one token, because both are bound by reading weights:
+/// 8 to 16 on the Neural Engine (published: five tokens take 1.05 times as long as one, on an M5 Pro).
 const READING_BOUND: u64 = 16;
-/// Larger calls are filled up if one token in so many counts.
+/// Larger calls are padded if at least one token in this many counts.
 const FILLED: u64 = 4;
 
-/// The next call when `left` tokens are to be computed: as many as possible, at most `wish`. Where every function takes
-/// more tokens than are left, the call is filled up; and also, to no more than `fill`, where that makes one call of several.
+/// Returns the next call when `left` tokens remain: as many as possible, at most `wish`. The call is padded where every
+/// function takes more tokens than remain, and also, up to `fill` tokens, where that replaces several calls.
 ///
 /// # Errors
-/// When no function takes so many.
+/// If no function takes so many.
 pub fn chunk(steps: &[Step], left: u64, wish: Option<u64>, fill: u64) -> Result<Chunk, RuntimeError> {
     let impossible = |size: u64| RuntimeError::Chunk { size, allowed: describe(steps) };
     if let Some(wish) = wish
@@ -213,14 +213,14 @@ pub fn chunk(steps: &[Step], left: u64, wish: Option<u64>, fill: u64) -> Result<
     Ok(Chunk { real: most, size: filled.ok_or_else(|| impossible(most))? })
 }
 
-/// Numbers of tokens that every step takes: all up to eight, and the largest up to `most`.
+/// Returns the call sizes that every step takes: all up to eight, and the largest up to `most`.
 pub fn sizes(steps: &[Step], most: u64) -> Vec<u64> {
     let mut sizes: Vec<u64> = (1..=8.min(most)).filter(|size| largest_at_most(steps, *size) == Some(*size)).collect();
     sizes.extend(largest_at_most(steps, most).filter(|size| *size > 8));
     sizes
 }
 
-/// The numbers of tokens that the steps take, for people.
+/// Returns the call sizes as text.
 fn describe(steps: &[Step]) -> String {
     let mut text = String::new();
     let mut described: Vec<&[(TokenCount, usize)]> = Vec::new();

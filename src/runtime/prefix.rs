@@ -1,5 +1,5 @@
-//! Keeps sessions for the texts that come next: a conversation's next request begins with all that was said before, and
-//! what was computed of it needn't be computed again.
+//! Cache of sessions: the next request of a conversation begins with the same tokens, whose states needn't be computed
+//! again.
 
 use std::sync::Arc;
 
@@ -7,38 +7,38 @@ use super::model::LoadedModel;
 use super::session::TokenSession;
 use anec_base::Result;
 
-/// Sessions that nobody uses now, by when they were last used.
+/// Unused sessions by time of last use.
 pub struct PrefixCache {
     model: Arc<LoadedModel>,
-    /// The latest last.
+    /// Sessions, most recently used last.
     sessions: Vec<TokenSession>,
     capacity: usize,
 }
 
 impl PrefixCache {
-    /// Keeps up to `capacity` sessions; each has the memory of a whole context.
+    /// Creates a cache of up to `capacity` sessions; each has the memory of a whole context.
     pub fn new(model: Arc<LoadedModel>, capacity: usize) -> Self {
         PrefixCache { model, sessions: Vec::new(), capacity }
     }
 
-    /// A session for a text of `length` tokens that begins with `prompt`. It may hold a beginning of the prompt; a
-    /// generation goes on from there.
+    /// Returns a session for a text of `length` tokens that begins with `prompt`. It may hold a beginning of the
+    /// prompt, which generation reuses.
     ///
     /// # Errors
-    /// When the text doesn't fit, or the backend has no room.
+    /// If the text doesn't fit, or the backend can't allocate states.
     pub fn take(&mut self, prompt: &[u32], length: u64) -> Result<TokenSession> {
         let mut session = self.find(prompt, length)?;
         session.kept = true;
         Ok(session)
     }
 
-    /// The session that holds most of a prompt, or a new one.
+    /// Returns the session that shares the longest prefix with a prompt, or a new one.
     fn find(&mut self, prompt: &[u32], length: u64) -> Result<TokenSession> {
         let candidates = self.sessions.iter().enumerate().filter(|(_, session)| session.is_compatible_with(length));
         let best = candidates.map(|(i, session)| (common(session.tokens(), prompt), i)).max();
         if let Some((shared, i)) = best.filter(|(shared, _)| *shared > 0) {
             let own = self.sessions[i].tokens().len();
-            // a session of which little is of use belongs to another conversation, which may want it back
+            // a session that shares little belongs to another conversation, which may continue
             let session = if shared * 2 >= own { Some(self.sessions.remove(i)) } else { self.sessions[i].fork()? };
             if let Some(mut session) = session {
                 session.set_length(length)?;
@@ -48,7 +48,7 @@ impl PrefixCache {
         self.model.start(length)
     }
 
-    /// Gives a session back. The one that was unused for longest makes room.
+    /// Returns a session to the cache; the least recently used one is dropped if the cache is full.
     pub fn put(&mut self, session: TokenSession) {
         self.sessions.push(session);
         if self.sessions.len() > self.capacity {
@@ -56,23 +56,23 @@ impl PrefixCache {
         }
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn model(&self) -> &Arc<LoadedModel> {
         &self.model
     }
 
-    /// Sessions that are kept.
+    /// Returns the number of cached sessions.
     pub fn len(&self) -> usize {
         self.sessions.len()
     }
 
-    /// Whether none is kept.
+    /// Returns whether the cache is empty.
     pub fn is_empty(&self) -> bool {
         self.sessions.is_empty()
     }
 }
 
-/// Tokens with which both begin.
+/// Returns the length of the common prefix.
 pub fn common(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
@@ -88,7 +88,7 @@ mod tests {
         PrefixCache::new(fake::model(&FakeOptions::default()).0, capacity)
     }
 
-    /// Takes a session for a prompt, computes it as a generator would, and gives it back; gives what was there before.
+    /// Computes a prompt in a session of the cache and returns the number of tokens that were cached.
     fn visit(cache: &mut PrefixCache, prompt: &[u32]) -> usize {
         let mut session = cache.take(prompt, 16).unwrap();
         let shared = common(session.tokens(), prompt);
@@ -142,7 +142,7 @@ mod tests {
         visit(&mut cache, &[1, 2, 3]);
         visit(&mut cache, &[4, 5, 6]);
         assert_eq!((cache.len(), visit(&mut cache, &[1, 2, 3])), (1, 0));
-        // a short text is rotated by another table
+        // a short text uses another rotary table
         let session = cache.take(&[1, 2, 3], fake::SHORT).unwrap();
         assert_eq!(session.position(), 0);
         assert!(cache.take(&[1], 17).is_err());

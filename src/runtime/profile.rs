@@ -1,4 +1,4 @@
-//! Measures how long the functions of a bundle take, one by one.
+//! Profile of a bundle's functions.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,19 +7,19 @@ use std::time::Duration;
 use super::backend::Backend;
 use super::intercepted::InterceptedBackend;
 
-/// Calls of a function and the time that they took together.
+/// Number and total time of a function's calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallTime {
-    /// How many.
+    /// Number of calls.
     pub count: u64,
-    /// Time of all.
+    /// Total time.
     pub time: Duration,
 }
 
-/// Times of calls by function: its index in `bundle.json`.
+/// Call times by function: its index in `bundle.json`.
 pub type FunctionProfile = Arc<Mutex<BTreeMap<usize, CallTime>>>;
 
-/// A backend whose calls are measured.
+/// Wraps a backend so that its calls are measured.
 pub fn profiled(inner: Arc<dyn Backend>) -> (InterceptedBackend, FunctionProfile) {
     let profile = FunctionProfile::default();
     let times = profile.clone();

@@ -1,38 +1,38 @@
-//! What is asked of a generation.
+//! Request of a generation.
 
 use super::model::LoadedModel;
 use super::sampling::Sampling;
 
-/// What to continue, and how.
+/// Prompt and options of a generation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationRequest {
-    /// The prompt.
+    /// Token ids of the prompt.
     pub prompt: Vec<u32>,
-    /// Most tokens to add.
+    /// Maximum number of generated tokens.
     pub max_tokens: usize,
-    /// How they are chosen.
+    /// Sampling parameters.
     pub sampling: Sampling,
     /// Tokens that end the text; they aren't part of it.
     pub stops: Vec<u32>,
-    /// Ends the text when its last tokens, this many, occurred in it before; 0 for never.
+    /// Length of the n-gram whose repetition ends the text; 0 for none.
     pub stop_repeat_ngram: usize,
-    /// Added to the logits of tokens.
+    /// Biases added to the logits of tokens.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Return log-probabilities, with this many alternatives per token.
+    /// Number of alternatives returned with each token's log-probability; `None` for no log-probabilities.
     pub logprobs: Option<usize>,
-    /// Most tokens that are drafted from the text's past and verified in one call; 0 for none. The text is the same either
-    /// way.
+    /// Maximum number of tokens drafted from the text's past and verified in one call; 0 for none. The text is the same
+    /// either way.
     pub speculation: usize,
 }
 
 impl GenerationRequest {
-    /// Tokens of prompt and continuation, as far as they fit.
+    /// Returns the number of tokens of prompt and continuation, as far as they fit.
     pub fn length(&self, model: &LoadedModel) -> u64 {
         let prompt = self.prompt.len() as u64;
         prompt.saturating_add(self.max_tokens as u64).min(model.context()).max(prompt)
     }
 
-    /// Adds what is added to the logits of tokens.
+    /// Adds the biases to a row of logits.
     pub(super) fn add_biases(&self, logits: &mut [f32]) {
         for (token, bias) in &self.logit_bias {
             if let Some(logit) = logits.get_mut(*token as usize) {

@@ -1,4 +1,4 @@
-//! Chooses the next token from logits: greedy, or temperature with top-k, top-p and min-p; after penalties for tokens
+//! Choice of the next token from logits: greedy, or temperature with top-k, top-p and min-p, after penalties for tokens
 //! that the text already has.
 
 use std::collections::HashMap;
@@ -7,32 +7,32 @@ use std::fmt::Display;
 use super::error::RuntimeError;
 use anec_base::SplitMix64;
 
-/// How tokens are chosen.
+/// Sampling parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// 0 takes the most likely token; above, logits are divided by it.
+    /// Divisor of the logits; 0 takes the most likely token.
     pub temperature: f32,
-    /// Only this many most likely tokens; 0 for all.
+    /// Number of most likely tokens to keep; 0 for all.
     pub top_k: usize,
-    /// Only the most likely tokens that together have this probability; 1 for all.
+    /// Total probability of the most likely tokens to keep; 1 for all.
     pub top_p: f32,
-    /// Only tokens with at least this share of the most likely one's probability; 0 for all.
+    /// Minimum probability of a token relative to the most likely one; 0 for all.
     pub min_p: f32,
-    /// Divides the positive and multiplies the negative logits of every token that the prompt or the text has; 1 for none
-    /// (Keskar and others 2019).
+    /// Factor that divides the positive and multiplies the negative logits of every token in the prompt or the text; 1
+    /// for none (Keskar and others 2019).
     pub repetition_penalty: f32,
-    /// Taken off the logit of every token that the text has; 0 for none.
+    /// Amount subtracted from the logit of every token in the text; 0 for none.
     pub presence_penalty: f32,
-    /// Taken off the logit of a token each time that the text has it; 0 for none.
+    /// Amount subtracted from the logit of a token for each occurrence in the text; 0 for none.
     pub frequency_penalty: f32,
     /// Seed of the random numbers; equal seeds give equal texts.
     pub seed: u64,
 }
 
-/// A number in its range. NaN is in none.
+/// Returns `value` if it is within its range; NaN is in no range.
 ///
 /// # Errors
-/// When it isn't; the error names the field.
+/// If it is outside; the error names the field.
 pub fn within<N: PartialOrd + Display>(field: &'static str, value: N, least: N, most: N) -> Result<N, RuntimeError> {
     if value >= least && value <= most {
         return Ok(value);
@@ -45,7 +45,7 @@ impl Sampling {
     /// Checks every parameter against its range.
     ///
     /// # Errors
-    /// When one is out of it.
+    /// If one is outside of its range.
     pub fn check(&self) -> Result<(), RuntimeError> {
         within("temperature", self.temperature, 0.0, 100.0)?;
         within("top_p", self.top_p, 0.0, 1.0)?;
@@ -56,7 +56,7 @@ impl Sampling {
         Ok(())
     }
 
-    /// Whether what is in the text counts.
+    /// Returns whether any penalty applies.
     pub fn penalises(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
@@ -77,23 +77,23 @@ impl Default for Sampling {
     }
 }
 
-/// A sampler with its random state and the tokens that it has seen.
+/// Sampler with its random state and the tokens of the text.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Sampling,
     random: SplitMix64,
-    /// How often the continuation has each token; 0 for one that only the prompt has.
+    /// Number of occurrences of each token in the continuation; 0 for a token that only the prompt has.
     seen: HashMap<u32, u32>,
 }
 
 impl Sampler {
-    /// A sampler at the start of its seed, for the continuation of `prompt`.
+    /// Creates a sampler at the start of its seed, for the continuation of `prompt`.
     pub fn new(sampling: Sampling, prompt: &[u32]) -> Self {
         let seen = if sampling.penalises() { prompt.iter().map(|token| (*token, 0)).collect() } else { HashMap::new() };
         Sampler { sampling, random: SplitMix64::new(sampling.seed), seen }
     }
 
-    /// Changes the logits by the penalties for what is in the text.
+    /// Applies the penalties to a row of logits.
     pub fn penalise(&self, logits: &mut [f32]) {
         let Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } = self.sampling;
         for (token, count) in &self.seen {
@@ -105,14 +105,14 @@ impl Sampler {
         }
     }
 
-    /// Tells that `token` is now part of the text.
+    /// Adds a token to the text.
     pub fn accept_token(&mut self, token: u32) {
         if self.sampling.penalises() {
             *self.seen.entry(token).or_insert(0) += 1;
         }
     }
 
-    /// A token by these logits. Those of -inf are never taken, unless there are no others.
+    /// Returns the next token. Logits of -inf are never chosen unless there are no others.
     pub fn next(&mut self, logits: &[f32]) -> u32 {
         let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
         if temperature <= 0.0 {
@@ -129,7 +129,7 @@ impl Sampler {
         if candidates.is_empty() {
             return argmax(logits);
         }
-        // the order of equal weights is by token, so that a seed always means the same text
+        // ties are broken by token id, so that a seed always gives the same text
         let by_weight = |a: &(u32, f64), b: &(u32, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
         if top_k > 0 && top_k < candidates.len() {
             candidates.select_nth_unstable_by(top_k - 1, by_weight);
@@ -148,7 +148,7 @@ impl Sampler {
         } else {
             candidates.sort_unstable_by_key(|(token, _)| *token);
         }
-        // a logit of infinity leaves weights that are no numbers
+        // an infinite logit gives NaN weights
         if candidates.is_empty() {
             return argmax(logits);
         }
@@ -164,9 +164,9 @@ impl Sampler {
     }
 }
 
-/// The index of the largest logit, the first of equals.
+/// Returns the index of the largest logit, the first of equals.
 pub fn argmax(logits: &[f32]) -> u32 {
-    /// Logits that are looked at one by one only if the largest may be among them.
+    /// Block size; a block is searched only if it has a larger logit than before.
     const PIECE: usize = 64;
     let mut best = 0;
     for (i, piece) in logits.chunks(PIECE).enumerate() {
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn cuts_leave_what_they_promise_and_renormalise() {
+    fn truncated_distributions_are_renormalised() {
         let warm = Sampling { temperature: 1.0, ..Default::default() };
         let [a, b, c, d] = draws(Sampling { top_k: 2, ..warm });
         assert!(a == 0 && d == 0 && b > c && c > 4000, "top-k");

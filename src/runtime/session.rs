@@ -1,4 +1,4 @@
-//! A text on its way through a bundle: tokens in, logits out, in calls of as many tokens as the functions take.
+//! Session: a text with its states. Tokens go in and logits come out, in calls of as many tokens as the functions take.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,51 +26,51 @@ mod pass;
 pub use forced::ForcedPass;
 pub use pass::ForwardPass;
 
-/// A text: its states and the tokens that they come from.
+/// Text: its tokens and the states that they lead to.
 pub struct TokenSession {
     model: Arc<LoadedModel>,
     pub(super) states: States,
-    /// The context that it is in, which grows with it.
+    /// Current context, which grows with the text.
     pub(super) route: usize,
-    /// The context that a text begins in.
+    /// Context that the text began in.
     first_route: usize,
     phase: Phase,
-    /// Where products are remembered.
+    /// Memo of shared products.
     memo: Option<Arc<ProductMemo>>,
     rope: Arc<RopeChoice>,
     pub(super) tokens: Vec<u32>,
-    /// Of a layer that drafts: the hidden states before those of the next tokens, which the next pass takes.
-    previous: Option<GivenHidden>,
+    /// Hidden states before the next tokens, for a draft layer's next pass.
+    previous: Option<PreviousRows>,
     limit: u64,
-    /// Ascending; only for models whose states aren't all written by position.
+    /// Checkpoints, ascending; only for models whose states aren't all written by position.
     checkpoints: Vec<Checkpoint>,
-    /// Other texts may begin as this one does: going back to the end of a prompt should cost nothing.
+    /// Whether other texts may share this beginning, so that rewinding to the end of the prompt should be cheap.
     pub(super) kept: bool,
-    /// A call failed midway, so the states disagree on the position: the session must be rewound or reset.
+    /// Whether a call failed midway: the states disagree on the position until the session is rewound or reset.
     pub(super) poisoned: bool,
     pub(super) buffers: CallBuffers,
 }
 
-/// What a [layer that drafts](LoadedModel::draft_layer) reads beside tokens.
+/// Input of a [draft layer](LoadedModel::draft_layer) beside tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct PreviousHidden<'a> {
-    /// For each token a row: what left the last layer for the token before it.
+    /// Output of the last layer for the token before each token, one row each.
     pub rows: &'a [f32],
-    /// The last layer was the one that drafts, not that of the model.
+    /// Whether the draft layer produced the rows, rather than the model's last layer.
     pub drafted: bool,
 }
 
-/// The same, of a pass.
-struct GivenHidden {
-    /// As functions have them.
+/// Hidden states before the tokens of a pass.
+struct PreviousRows {
+    /// Rows in the functions' frame.
     rows: Vec<f32>,
-    /// The position of the first token.
+    /// Position of the first token.
     first: u64,
     drafted: bool,
 }
 
-impl GivenHidden {
-    /// Those of the tokens of a call at a position.
+impl PreviousRows {
+    /// Returns the columns of a call's tokens from a position on.
     fn columns(&self, position: u64, channels: usize, tokens: usize) -> Option<Columns> {
         let first = position.checked_sub(self.first)? as usize * channels;
         Some(Columns::of_rows(self.rows.get(first..first + tokens * channels)?, channels))
@@ -84,16 +84,15 @@ struct Checkpoint {
     states: States,
 }
 
-/// Checkpoints that a session keeps: where the prompt ended, and where the last call began.
+/// Maximum number of checkpoints: at the end of the prompt and at the beginning of the last call.
 const CHECKPOINTS: usize = 2;
 
 impl LoadedModel {
-    /// Begins a text of up to `length` tokens, prompt and continuation, with the rotary tables that belong to that length.
-    /// It is computed in the smallest context that holds what there is of it, and moves on to the next one when it has
-    /// become longer.
+    /// Begins a text of up to `length` tokens, prompt and continuation, with the rotary tables of that length. It runs
+    /// in the smallest context that holds its tokens so far and moves to the next one as it grows.
     ///
     /// # Errors
-    /// When it doesn't fit, the backend has no room, or the model looks at texts in both directions.
+    /// If it doesn't fit, the backend can't allocate states, or the model has bidirectional attention.
     pub fn start(self: &Arc<Self>, length: u64) -> Result<TokenSession> {
         if self.bundle.model.band().is_some() {
             self.continues_texts()?;
@@ -101,10 +100,10 @@ impl LoadedModel {
         self.session(length)
     }
 
-    /// Refuses a model that doesn't continue texts, by what it does instead.
+    /// Checks that the model continues texts.
     ///
     /// # Errors
-    /// When that is what it is.
+    /// Names the model's actual task otherwise.
     pub fn continues_texts(&self) -> Result<(), RuntimeError> {
         let path = self.folder.clone();
         match &self.bundle.model.task {
@@ -115,11 +114,11 @@ impl LoadedModel {
         }
     }
 
-    /// As [`LoadedModel::start`], whatever the model is for.
+    /// Begins a text as [`LoadedModel::start`] does, whatever the model's task.
     pub(super) fn session(self: &Arc<Self>, length: u64) -> Result<TokenSession> {
         let rope = self.host.choose_rope(length)?;
         let limit = self.limit(length, &rope)?;
-        // what is seen in both directions goes through one call, for which all of the context is
+        // bidirectional attention takes the whole text in one call and one context
         let route = if self.bundle.model.band().is_some() { self.plan.route(length)? } else { 0 };
         Ok(TokenSession {
             model: self.clone(),
@@ -129,7 +128,7 @@ impl LoadedModel {
             phase: Phase::default(),
             memo: None,
             rope: Arc::new(rope),
-            // what decoding appends to allocates nothing
+            // decoding appends without allocating
             tokens: Vec::with_capacity(limit as usize),
             previous: None,
             limit,
@@ -140,47 +139,48 @@ impl LoadedModel {
         })
     }
 
-    /// Tokens of a text that was begun as one of `length` tokens: those of the smallest context that holds so many.
+    /// Returns the maximum number of tokens of a text that was begun with `length`: the size of the smallest context
+    /// that holds it.
     fn limit(&self, length: u64, rope: &RopeChoice) -> Result<u64, RuntimeError> {
         Ok(self.plan.routes[self.plan.route(length)?].context.min(rope.rows))
     }
 }
 
 impl TokenSession {
-    /// Tokens computed so far; the position of the next one.
+    /// Returns the number of tokens computed so far: the position of the next one.
     pub fn position(&self) -> u64 {
         self.tokens.len() as u64
     }
 
-    /// The tokens computed so far.
+    /// Returns the tokens computed so far.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// Tokens that fit.
+    /// Returns the maximum number of tokens.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// The functions that it runs through now.
+    /// Returns the functions of the current context.
     pub fn route(&self) -> &Route {
         &self.model.plan.routes[self.route]
     }
 
-    /// The rotary tables that it uses.
+    /// Returns the rotary tables of the text.
     pub(super) fn rope(&self) -> &RopeChoice {
         &self.rope
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn model(&self) -> &Arc<LoadedModel> {
         &self.model
     }
 
-    /// Forgets everything; the next token is the first of a new text.
+    /// Clears the text.
     ///
     /// # Errors
-    /// When the backend can't reset its states.
+    /// If the backend can't reset its states.
     pub fn reset(&mut self) -> Result<()> {
         self.states.reset()?;
         self.route = self.first_route;
@@ -190,8 +190,8 @@ impl TokenSession {
         Ok(())
     }
 
-    /// Whether a text of `length` tokens would be computed as this one: with the same rotary tables. Only then is what was
-    /// computed of one of use for the other.
+    /// Returns whether a text of `length` tokens would use the same rotary tables. Only then can one reuse the states
+    /// of the other.
     pub fn is_compatible_with(&self, length: u64) -> bool {
         let same_context = self.first_route == 0 || self.model.plan.route(length).is_ok_and(|r| r == self.route);
         same_context
@@ -199,23 +199,22 @@ impl TokenSession {
             && self.model.host.choose_rope(length).is_ok_and(|rope| rope == *self.rope)
     }
 
-    /// Makes it a text of `length` tokens, with which it [is compatible](TokenSession::is_compatible_with): it ends where
-    /// one that was begun as such would.
+    /// Makes this a text of `length` tokens, with which it [is compatible](TokenSession::is_compatible_with).
     ///
     /// # Errors
-    /// When so many don't fit.
+    /// If so many tokens don't fit.
     pub fn set_length(&mut self, length: u64) -> Result<()> {
         self.limit = self.model.limit(length, &self.rope)?;
         Ok(())
     }
 
-    /// Says what the tokens that follow are for.
+    /// Sets the phase of the following tokens.
     pub(super) fn enter(&mut self, phase: Phase) {
         self.phase = phase;
         self.states.sequence.enter(phase);
     }
 
-    /// Bytes of its states, in f32, in the context that it is in.
+    /// Returns the bytes of its states in f32, in the current context.
     pub fn state_bytes(&self) -> u64 {
         let steps = self.route().layers.iter().flat_map(Step::with_followers);
         let functions = steps.flat_map(Step::functions).map(|function| &self.model.bundle.functions[function]);
@@ -224,18 +223,18 @@ impl TokenSession {
         sizes.values().sum::<u64>() * size_of::<f32>() as u64
     }
 
-    /// Shares products with weights with other sessions of the model, where the backend can: gives whether it does. What is
-    /// computed is the same, bit for bit.
+    /// Shares products with weights with other sessions of the model, where the backend supports it; returns whether it
+    /// does. Results are the same, bit for bit.
     pub fn remember(&mut self, memo: &Arc<ProductMemo>) -> bool {
         self.memo = Some(memo.clone());
         self.states.sequence.remember(memo)
     }
 
-    /// Moves on to the smallest context that holds `length` tokens, with all that was computed. The text goes on as if it
-    /// had begun there.
+    /// Moves to the smallest context that holds `length` tokens, with all states. The text continues as if it had begun
+    /// there.
     ///
     /// # Errors
-    /// When none holds them, or the backend has no room.
+    /// If no context is large enough, or the backend can't allocate states.
     pub(super) fn make_room(&mut self, length: u64) -> Result<()> {
         let route = self.model.plan.route(length)?;
         if route <= self.route {
@@ -254,34 +253,35 @@ impl TokenSession {
         Ok(())
     }
 
-    /// The next call when `left` tokens are to be computed, at most `wish` of them.
+    /// Returns the next call when `left` tokens remain, at most `wish` of them.
     ///
     /// # Errors
-    /// When no function takes so many.
+    /// If no function takes so many.
     pub(super) fn next_chunk(&self, left: u64, wish: Option<u64>) -> Result<Chunk, RuntimeError> {
         let fill = match (self.model.fills, self.model.writes_slices) {
             (false, _) => 0,
             (true, false) => u64::MAX,
-            // what fills the call up is written behind the text, so there has to be room for it
+            // padding is written behind the text, so there has to be room for it
             (true, true) => self.model.context().saturating_sub(self.position()),
         };
         let most = self.model.ring.map_or(left, |ring| ring.at(self.position()));
         plan::chunk(&self.route().layers, left.min(most), wish, fill)
     }
 
-    /// Moves on to a context that holds a call's tokens, those that fill it up too if they are written.
+    /// Moves to a context that holds a call's tokens, including padding that is written.
     pub(super) fn make_room_for(&mut self, chunk: Chunk) -> Result<()> {
         let count = if self.model.writes_slices { chunk.size } else { chunk.real };
         self.make_room(self.position() + count)
     }
 
-    /// Whether another token can follow the first `position` ones: the text may be so long, and where a call writes all its
-    /// tokens, the smallest one has to fit.
+    /// Returns whether another token can follow the first `position` ones: the length limit allows it, and the smallest
+    /// call fits where calls write all their tokens.
     pub(super) fn holds_another(&self, position: u64) -> bool {
         position < self.limit && (position + self.written_at_least()).max(position + 1) <= self.model.context()
     }
 
-    /// Tokens that every call writes, the smallest too. A text that begins at a multiple of it fits to the end.
+    /// Returns the number of tokens that even the smallest call writes. A text that begins at a multiple of it fits to
+    /// the end.
     pub(super) fn written_at_least(&self) -> u64 {
         match self.model.writes_slices {
             true => self.next_chunk(1, None).map_or(1, |chunk| chunk.size),
@@ -289,18 +289,18 @@ impl TokenSession {
         }
     }
 
-    /// Tokens, at most `most`, that the next call can take.
+    /// Returns the number of tokens, at most `most`, that the next call can take.
     ///
     /// # Errors
-    /// When no function takes so few.
+    /// If no function takes so few.
     pub fn largest_call(&self, most: u64) -> Result<u64, RuntimeError> {
         Ok(self.next_chunk(most, None)?.real)
     }
 
-    /// A text of its own that begins with the tokens of this one; nothing where the backend can't copy states.
+    /// Copies the session; `None` if the backend can't copy states.
     ///
     /// # Errors
-    /// When the backend has no room.
+    /// If the backend can't allocate states.
     pub fn fork(&self) -> Result<Option<TokenSession>> {
         Ok(self.states.fork()?.map(|states| TokenSession {
             model: self.model.clone(),
@@ -320,12 +320,12 @@ impl TokenSession {
         }))
     }
 
-    /// Remembers the states as they are, where going back needs it. Gives whether [`TokenSession::rewind`] then comes here
-    /// without computing: not where the backend can't copy states that it would need. A generation calls this after its prompt
-    /// where the session comes from a [`PrefixCache`](super::PrefixCache).
+    /// Saves the states where rewinding needs them. Returns whether [`TokenSession::rewind`] can then return here
+    /// without computing, which takes a backend that can copy states. Generations call this after the prompt if the
+    /// session comes from a [`PrefixCache`](super::PrefixCache).
     ///
     /// # Errors
-    /// When the backend has no room.
+    /// If the backend can't allocate states.
     pub fn checkpoint(&mut self) -> Result<bool> {
         let position = self.tokens.len();
         let known = self.checkpoints.last().is_some_and(|last| last.position == position);
@@ -343,10 +343,10 @@ impl TokenSession {
         Ok(true)
     }
 
-    /// Goes back to the first `position` tokens, as if those after them had never been.
+    /// Rewinds to the first `position` tokens. A `position` past the end changes nothing.
     ///
     /// # Errors
-    /// When states have to be computed again and that fails. `position` past the end changes nothing.
+    /// If states have to be computed again and that fails.
     pub fn rewind(&mut self, position: u64) -> Result<()> {
         let position = position as usize;
         if position >= self.tokens.len() {
@@ -359,7 +359,7 @@ impl TokenSession {
         self.restore(position)
     }
 
-    /// Brings back the states after the first `position` tokens.
+    /// Restores the states after the first `position` tokens.
     fn restore(&mut self, position: usize) -> Result<()> {
         let mut again = std::mem::take(&mut self.tokens);
         again.truncate(position);
@@ -380,23 +380,23 @@ impl TokenSession {
         if rest.is_empty() { Ok(()) } else { self.forward(&rest, &ForwardOptions::none()).map(drop) }
     }
 
-    /// Goes to a position, as if zeros had been computed before it: what a validator needs to try the end of a context
+    /// Moves to a position as if zeros had been computed before it, so that a validator can test the end of a context
     /// without computing all of it.
     ///
     /// # Errors
-    /// When the position is beyond the context.
+    /// If the position is beyond the context.
     pub fn seek(&mut self, position: u64) -> Result<()> {
         if position >= self.limit {
             return Err(RuntimeError::ContextFull { tokens: position + 1, context: self.limit }.into());
         }
         self.reset()?;
         self.make_room(position + 1)?;
-        // which tokens they were is nobody's question: nothing is recalled of them
+        // token ids don't matter here
         self.tokens = vec![0; position as usize];
         Ok(())
     }
 
-    /// Runs the layers on one chunk; gives the hidden states that leave the last.
+    /// Runs the layers on one chunk and returns the output of the last.
     fn layers(
         &mut self,
         model: &LoadedModel,
@@ -425,7 +425,7 @@ impl TokenSession {
         Ok(flow.hidden)
     }
 
-    /// What leaves a part of the layers, recorded with what is wanted of the states inside it.
+    /// Returns the output of a step and records the requested states inside it.
     pub(super) fn recorded(
         &mut self,
         model: &LoadedModel,
@@ -450,7 +450,7 @@ impl TokenSession {
         Ok(left)
     }
 
-    /// What leaves a part of the layers, with its feed-forward network, or those of its experts that a token was given, if they are apart.
+    /// Returns the output of a step, including its feed-forward network or routed experts in functions of their own.
     fn layer(
         &mut self,
         model: &LoadedModel,
@@ -471,7 +471,7 @@ impl TokenSession {
         Ok(flow)
     }
 
-    /// What leaves the function of a step.
+    /// Returns the output of a step's function.
     pub(super) fn call(
         &mut self,
         model: &LoadedModel,
@@ -487,9 +487,8 @@ impl TokenSession {
         Ok(after(model, function, outputs, flow)?)
     }
 
-    /// Appends the logits of `hidden`, one row of the vocabulary's width (or the labels') for each column; the hidden states
-    /// themselves where there is no head. All parts of
-    /// the head are called together.
+    /// Appends the logits of `hidden`: one row per column, as wide as the vocabulary or the labels. Models without a
+    /// head append the hidden states. All parts of the head run together.
     pub(super) fn head(
         &mut self,
         model: &LoadedModel,
@@ -525,7 +524,7 @@ impl TokenSession {
                 let part = result(model, call.function, outputs, PortRole::Logits, rows.len(), size)?;
                 place_logits(&part, rows, &mut logits[base + done * width..][..real * width], width);
             }
-            // the functions that gave the hidden states write them again
+            // release the previous outputs, whose memory the functions overwrite
             drop(calls);
             inputs.iter_mut().for_each(Vec::clear);
             done += real;

@@ -1,4 +1,4 @@
-//! The states of a text: those that the backend keeps, and those that functions take as inputs and give as outputs.
+//! States of a text: those that the backend keeps, and those that functions take as inputs and return as outputs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use super::backend::{FunctionCall, Sequence, Watch};
 use super::error::RuntimeError;
 use super::inputs::{Place, shape_of};
 use super::model::LoadedModel;
-use super::moved::StateParts;
+use super::state_transfer::StateParts;
 use super::plan::Route;
 use anec_base::Result;
 use anec_bundle::{FILE_NAME, FunctionEntry};
@@ -15,14 +15,14 @@ use anec_bundle::{Port, PortRole, StatePart, StateRole};
 use anec_exec::{Tensor, TensorData};
 use anec_mil::DataType;
 
-/// The cache of an id before the first call.
+/// Returns the initial cache of an id.
 fn zeros_of(entry: &FunctionEntry, id: &str) -> Option<Arc<Tensor>> {
     let is_cache = |port: &&Port| matches!(&port.role, PortRole::Cache { id: own, .. } if own == id);
     let port = entry.inputs.iter().find(is_cache)?;
     Some(Arc::new(Tensor::zeros(DataType::Fp16, shape_of(port, 1))))
 }
 
-/// Puts rows `[1, heads, T, width]` into the slots of their positions in a cache `[1, heads, S, width]`.
+/// Writes rows `[1, heads, T, width]` into their slots of a cache `[1, heads, S, width]`.
 fn append(cache: &mut Tensor, rows: &Tensor, place: Place) {
     let (&[_, _, slots, width], &[_, _, tokens, _]) = (&cache.shape[..], &rows.shape[..]) else { return };
     let (TensorData::F32(cache), TensorData::F32(rows)) = (&mut cache.data, &rows.data) else { return };
@@ -35,50 +35,50 @@ fn append(cache: &mut Tensor, rows: &Tensor, place: Place) {
     }
 }
 
-/// A function of each part of the layers: those for other numbers of tokens have the same states.
+/// Returns one function of each part of the layers; functions for other numbers of tokens have the same states.
 fn functions<'a>(model: &'a LoadedModel, route: &'a Route) -> impl Iterator<Item = (usize, &'a FunctionEntry)> {
     let first = route.layers.iter().filter_map(|step| step.functions().next());
     first.map(|function| (function, &model.bundle().functions[function]))
 }
 
-/// What the host keeps for a function: ids, what they hold, and the inputs.
-fn kept_by_host(entry: &FunctionEntry) -> impl Iterator<Item = (&str, &StateRole, &Port)> {
+/// Returns the states that the host keeps for a function: ids, contents, and inputs.
+fn host_states(entry: &FunctionEntry) -> impl Iterator<Item = (&str, &StateRole, &Port)> {
     entry.inputs.iter().filter_map(|port| match &port.role {
         PortRole::State { id, holds } | PortRole::Cache { id, holds } => Some((id.as_str(), holds, port)),
         _ => None,
     })
 }
 
-/// What the functions of a route keep, of which layers.
+/// Returns the contents and layers of all states of a route.
 fn kept(model: &LoadedModel, route: &Route) -> BTreeSet<(StatePart, usize)> {
     let parts = functions(model, route).flat_map(|(_, entry)| {
         let states = entry.states.iter().map(|state| &state.role);
-        states.chain(kept_by_host(entry).map(|(_, holds, _)| holds)).flat_map(StateRole::parts).collect::<Vec<_>>()
+        states.chain(host_states(entry).map(|(_, holds, _)| holds)).flat_map(StateRole::parts).collect::<Vec<_>>()
     });
     parts.collect()
 }
 
-/// All that a text carries from call to call.
+/// States that a text carries from call to call.
 pub(super) struct States {
-    /// What the backend keeps, and runs the functions on.
+    /// Backend sequence, which keeps states and runs functions.
     pub(super) sequence: Box<dyn Sequence>,
-    /// What functions gave last, by the id of the state. What isn't there is zero.
+    /// Last outputs by state id; missing entries are zero.
     given: BTreeMap<String, Arc<Tensor>>,
 }
 
 impl States {
-    /// Those of a new text.
+    /// Creates the states of a new text.
     pub(super) fn new(sequence: Box<dyn Sequence>) -> Self {
         States { sequence, given: BTreeMap::new() }
     }
 
-    /// What the state of an input holds.
+    /// Returns the state for an input.
     pub(super) fn input(&self, id: &str, port: &Port) -> Arc<Tensor> {
         let zeros = || Arc::new(Tensor::zeros(DataType::Fp16, shape_of(port, 1)));
         self.given.get(id).cloned().unwrap_or_else(zeros)
     }
 
-    /// Runs a function on tokens at `place`, which takes the inputs, and keeps the states among its outputs.
+    /// Runs a function on tokens at `place` and keeps the states among its outputs.
     pub(super) fn run(
         &mut self,
         entry: &FunctionEntry,
@@ -95,13 +95,13 @@ impl States {
                 *outputs = call.outputs_of(|function, inputs| self.sequence.run(function, inputs, watch))?;
             }
         }
-        // while the call holds the caches, they can't be written in place
+        // the call must release the caches so that they can be written in place
         inputs.clear();
         self.keep(entry, outputs, place);
         Ok(())
     }
 
-    /// Keeps the states among the outputs of a function, in whose place is what they held before. Rows of caches are
+    /// Keeps the states among the outputs of a function and puts the previous ones in their place. Rows of caches are
     /// appended.
     pub(super) fn keep(&mut self, entry: &FunctionEntry, outputs: &mut [Arc<Tensor>], place: Place) {
         for (port, output) in entry.outputs.iter().zip(outputs) {
@@ -111,7 +111,7 @@ impl States {
                     None => _ = self.given.insert(id.clone(), output.clone()),
                 },
                 PortRole::CacheRows { id, .. } => {
-                    // none where no call of the text has added to it
+                    // `None` where no call of the text has added to it
                     if !self.given.contains_key(id)
                         && let Some(zeros) = zeros_of(entry, id)
                     {
@@ -126,11 +126,11 @@ impl States {
         }
     }
 
-    /// Those of the same text in another context, after its first `position` tokens: what functions of one route have left,
-    /// for those of another.
+    /// Transfers the states to another context after the first `position` tokens: from the functions of one route to
+    /// those of another.
     ///
     /// # Errors
-    /// When the backend has no room, or the functions of the contexts don't keep the same.
+    /// If the backend can't allocate states, or the contexts' functions keep different states.
     pub(super) fn moved(&self, model: &LoadedModel, from: &Route, to: &Route, position: usize) -> Result<States> {
         let wrong = |problem: String| {
             let problem = format!("context {} after {}: {problem}", to.context, from.context);
@@ -144,7 +144,7 @@ impl States {
             if let Some(held) = self.sequence.states(function)? {
                 entry.states.iter().zip(&held).for_each(|(state, tensor)| parts.add(&state.role, tensor));
             }
-            for (id, holds, _) in kept_by_host(entry) {
+            for (id, holds, _) in host_states(entry) {
                 if let Some(tensor) = self.given.get(id) {
                     parts.add(holds, tensor);
                 }
@@ -163,7 +163,7 @@ impl States {
             if !states.is_empty() {
                 moved.sequence.set_states(function, states)?;
             }
-            for (id, holds, port) in kept_by_host(entry) {
+            for (id, holds, port) in host_states(entry) {
                 let state = parts.state(holds, shape_of(port, 1), position).map_err(wrong)?;
                 moved.given.insert(id.to_owned(), Arc::new(state));
             }
@@ -171,13 +171,13 @@ impl States {
         Ok(moved)
     }
 
-    /// All are zero again.
+    /// Sets all states to zero.
     pub(super) fn reset(&mut self) -> Result<()> {
         self.given.clear();
         self.sequence.reset()
     }
 
-    /// Those of a text that begins likewise; nothing where the backend can't copy its own.
+    /// Copies the states; `None` if the backend can't copy its own.
     pub(super) fn fork(&self) -> Result<Option<States>> {
         let given = self.given.clone();
         Ok(self.sequence.fork()?.map(|sequence| States { sequence, given }))

@@ -1,6 +1,5 @@
-//! Requests as they come: texts that begin in a small context and move on, functions that are loaded and let go, sessions
-//! that are kept, copied and taken back. Every text has to be that of a plain run: one session, in the largest context from
-//! its first token on, token by token.
+//! Realistic request sequences: texts move between contexts, functions are loaded and evicted, sessions are cached,
+//! copied and rewound. Every text must equal a plain run: one session in the largest context, token by token.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +13,7 @@ use anec_coreml::cache::Cache;
 use anec_exec::Precision;
 use anec_testing::fake::{DoubleEngine, convert_family};
 
-/// Numbers that look random and are the same every time.
+/// Deterministic pseudo-random numbers.
 struct Dice(u64);
 
 impl Dice {
@@ -34,7 +33,7 @@ impl Dice {
     }
 }
 
-/// What somebody asks for: often how an earlier text began, and then something else.
+/// Returns a request, often beginning like an earlier text.
 fn request(dice: &mut Dice, model: &LoadedModel, known: &[Vec<u32>]) -> GenerationRequest {
     let (context, vocabulary) = (model.context() as usize, model.bundle().model.vocab_size as usize);
     let mut prompt = match known.get(dice.below(2 * known.len())) {
@@ -58,10 +57,10 @@ fn request(dice: &mut Dice, model: &LoadedModel, known: &[Vec<u32>]) -> Generati
     }
 }
 
-/// A text, and why it ended.
+/// Generated tokens, and why the text ended.
 type Text = (Vec<u32>, Finish);
 
-/// The text of a request by itself, in the largest context from its beginning on.
+/// Returns the text of a request computed alone in the largest context.
 fn plain(model: &Arc<LoadedModel>, request: &GenerationRequest) -> Text {
     let mut session = model.start(request.length(model)).unwrap();
     session.make_room(model.context()).unwrap();
@@ -70,8 +69,8 @@ fn plain(model: &Arc<LoadedModel>, request: &GenerationRequest) -> Text {
     (output.ids, output.finish)
 }
 
-/// Writes texts, up to three at the same time, with calls in common and without. Gives them with their requests, and how
-/// many contexts were moved into.
+/// Generates texts, up to three at a time, batched and not. Returns them with their requests and the number of context
+/// moves.
 fn write(model: &Arc<LoadedModel>, count: usize, seed: u64) -> (Vec<(GenerationRequest, Text)>, usize) {
     let mut dice = Dice(seed);
     let mut kept = PrefixCache::new(model.clone(), 3);
@@ -108,7 +107,7 @@ fn write(model: &Arc<LoadedModel>, count: usize, seed: u64) -> (Vec<(GenerationR
     (texts, moves)
 }
 
-/// Writes texts that have to be those of plain runs of `judge`.
+/// Generates texts and compares them with plain runs of `judge`; returns the number of context moves.
 fn write_and_compare(model: &Arc<LoadedModel>, judge: &Arc<LoadedModel>, count: usize, seed: u64) -> usize {
     let (texts, moves) = write(model, count, seed);
     for (request, text) in &texts {
@@ -156,8 +155,8 @@ fn thousands_of_requests_move_between_contexts_with_and_without_room_for_all_fun
     }
 }
 
-/// The forms of memory: per layer and in one state, kept by the host, written by masks and by slices; windows, whose rings
-/// are as long as the smallest context in it and shorter than the others; recurrences, as states and as inputs and outputs.
+/// Forms of states: per layer and joined, kept by the host, written by masks and by slices; sliding windows with rings
+/// as long as the smallest context and shorter; recurrences as states and as inputs and outputs.
 const FORMS: [(&str, &[&str]); 6] = [
     ("llama-default", &["lengths={fixed: [1, 4]}", "attention=grouped"]),
     ("llama-default", &["state=host", "lengths={fixed: [1, 8]}"]),
@@ -171,12 +170,12 @@ fn convert(folder: &Path, case: &str, keys: &[&str]) {
     convert_family(case, folder, &[&["context=[16, 32, 96]"], keys].concat());
 }
 
-/// The weights of the largest package.
+/// Returns the size of the largest package's weights.
 fn largest(folder: &Path) -> u64 {
     Bundle::read(folder).unwrap().packages.iter().map(|package| package.weight_bytes).max().unwrap()
 }
 
-/// Every bit of the logits is that of a text which was in the largest context from its first token on.
+/// Logits equal those of a text that began in the largest context, bit for bit.
 #[test]
 fn a_move_changes_no_bit_on_the_executor() {
     let room = tempfile::tempdir().unwrap();
@@ -224,7 +223,7 @@ fn the_executor_writes_the_same_texts_with_little_memory() {
 }
 
 #[test]
-fn caches_in_half_precision_hold_what_a_device_holds() {
+fn half_precision_caches_equal_a_devices() {
     let room = tempfile::tempdir().unwrap();
     for (index, (case, keys)) in FORMS.into_iter().enumerate() {
         let folder = room.path().join(index.to_string());
@@ -232,7 +231,7 @@ fn caches_in_half_precision_hold_what_a_device_holds() {
         let open = |precision, caches| {
             LoadedModel::on_cpu_with(&folder, &CpuOptions { caches, ..CpuOptions::new(precision) }).unwrap()
         };
-        // numbers that are rounded anyway: texts that move, are copied and taken back have the same bits
+        // values are rounded anyway: texts that move, are copied and rewound have the same bits
         let [wide, half] = [CachePrecision::F32, CachePrecision::F16].map(|caches| {
             let (texts, moves) = write(&open(Precision::F16, caches), 12, 7 + index as u64);
             assert!(moves > 0, "{moves} moves in {case} {keys:?}, caches in {caches}");
@@ -306,7 +305,7 @@ fn core_ml_loads_lets_go_and_changes_devices() {
         let backend = backend.within(Some(2 * largest(&folder))).unwrap();
         let model = LoadedModel::new(bundle, &folder, host, Box::new(backend)).unwrap();
         let (texts, moves) = write(&model, 2, 70 + index as u64);
-        // in half precision calls of other numbers of tokens round otherwise, so the executor makes the same ones
+        // half precision rounds differently for other call sizes, so the executor makes the same calls
         let executor = LoadedModel::on_cpu(&folder, Precision::F16).unwrap();
         assert_eq!(texts, write(&executor, 2, 70 + index as u64).0, "{case} {keys:?}");
         let log = engine.take_log();

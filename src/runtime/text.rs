@@ -1,4 +1,4 @@
-//! Generated text: deltas that never cut a character, and that end before a stop string.
+//! Generated text: deltas that never split a character, up to a stop string.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -10,33 +10,33 @@ use super::generation::{Finish, GeneratedToken, Generation};
 use super::tokenizer::{Detokenizer, Tokenizer};
 use anec_base::Result;
 
-/// A part of a text, with the tokens that begin in it.
+/// Piece of text with the tokens that begin in it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TextDelta {
-    /// The text.
+    /// Text of the piece.
     pub text: String,
-    /// The tokens. One whose text isn't finished yet comes with the piece that its text begins in.
+    /// Tokens of the piece. A token whose text is incomplete comes with the piece in which its text begins.
     pub tokens: Vec<GeneratedToken>,
 }
 
-/// Turns tokens into pieces of text. Text that may become a stop string waits; what was given never changes.
+/// Converts tokens to pieces of text. Text that may become a stop string is held back; returned text never changes.
 pub struct TextStream {
     detokenizer: Detokenizer,
     stops: Vec<String>,
-    /// Text that wasn't given yet.
+    /// Text held back.
     held: String,
-    /// Bytes that were.
+    /// Number of returned bytes.
     given: usize,
-    /// Tokens that weren't given yet, with the byte of the text at which each begins.
+    /// Tokens not returned yet, with the byte offset of each.
     waiting: VecDeque<(usize, GeneratedToken)>,
 }
 
 impl TextStream {
-    /// A stream for what follows the tokens `before`. It ends before the first of `stops`. Special tokens give no text,
-    /// but for those `shown`.
+    /// Creates a stream for the tokens after `before`. It ends before the first of `stops`. Special tokens give no
+    /// text, except those `shown`.
     ///
     /// # Errors
-    /// When the tokenizer fails.
+    /// If the tokenizer fails.
     pub fn after(
         tokenizer: &Arc<Tokenizer>,
         before: &[u32],
@@ -48,10 +48,10 @@ impl TextStream {
         Ok(TextStream { detokenizer, stops, held: String::new(), given: 0, waiting: VecDeque::new() })
     }
 
-    /// The text that a token makes certain; it breaks at a stop string.
+    /// Returns the text that a token completes; breaks at a stop string.
     ///
     /// # Errors
-    /// When the tokenizer fails.
+    /// If the tokenizer fails.
     pub fn push(&mut self, token: GeneratedToken) -> Result<ControlFlow<TextDelta, TextDelta>, RuntimeError> {
         let start = self.given + self.held.len();
         let id = token.id;
@@ -68,11 +68,11 @@ impl TextStream {
         Ok(ControlFlow::Continue(self.give(self.held.len() - waits)))
     }
 
-    /// The rest, when no more tokens come: what might have become a stop string, and bytes that never became a character,
-    /// as U+FFFD.
+    /// Returns the remaining text after the last token: the beginning of a stop string that never came, and U+FFFD for
+    /// incomplete characters.
     ///
     /// # Errors
-    /// When the tokenizer fails.
+    /// If the tokenizer fails.
     pub fn finish(&mut self) -> Result<TextDelta, RuntimeError> {
         let rest = self.detokenizer.finish()?;
         self.held.push_str(&rest);
@@ -89,28 +89,28 @@ impl TextStream {
     }
 }
 
-/// Bytes at the end of `text` that `stop` begins with.
+/// Returns the length of the longest end of `text` that begins `stop`.
 pub(super) fn overlap(text: &str, stop: &str) -> usize {
     let most = text.len().min(stop.len() - 1);
     (1..=most).rev().find(|n| stop.is_char_boundary(*n) && text.ends_with(&stop[..*n])).unwrap_or(0)
 }
 
-/// A generation as text: an iterator over its deltas, one for each token, which ends before a stop string. As with
-/// [`Generation`], one call of the model can be made at a time.
+/// Generation as text: an iterator over deltas, one per token, up to a stop string. Like [`Generation`], it can be
+/// advanced one model call at a time.
 pub struct TextGeneration {
     generation: Generation,
     stream: TextStream,
     ready: VecDeque<TextDelta>,
-    /// The last delta is among those that are ready, or was given.
+    /// Whether the last delta was returned or is ready.
     over: bool,
     detokenizing: Duration,
 }
 
 impl TextGeneration {
-    /// The text of a generation, up to the first of `stops`. Special tokens give no text, but for those `shown`.
+    /// Creates the text of a generation, up to the first of `stops`. Special tokens give no text, except those `shown`.
     ///
     /// # Errors
-    /// When the tokenizer fails.
+    /// If the tokenizer fails.
     pub fn new(
         generation: Generation,
         tokenizer: &Arc<Tokenizer>,
@@ -121,30 +121,30 @@ impl TextGeneration {
         Ok(TextGeneration { generation, stream, ready: VecDeque::new(), over: false, detokenizing: Duration::ZERO })
     }
 
-    /// The tokens behind the text.
+    /// Returns the generation.
     pub fn generation(&self) -> &Generation {
         &self.generation
     }
 
-    /// The same, to be computed with others.
+    /// Returns the generation, to be computed together with others.
     pub fn generation_mut(&mut self) -> &mut Generation {
         &mut self.generation
     }
 
-    /// The tokens behind the text, without the deltas that weren't taken.
+    /// Returns the generation and drops the remaining deltas.
     pub fn into_generation(self) -> Generation {
         self.generation
     }
 
-    /// Time that turning tokens into text took so far.
+    /// Returns the time spent on detokenizing.
     pub fn detokenizing(&self) -> Duration {
         self.detokenizing
     }
 
-    /// Makes one call of the model, as [`Generation::step`]; its text is ready for the iterator then.
+    /// Makes one model call, as [`Generation::step`] does; its text is ready for the iterator afterwards.
     ///
     /// # Errors
-    /// When a function or the tokenizer fails. Nothing follows then.
+    /// If a function or the tokenizer fails; the generation ends then.
     pub fn step(&mut self) -> Result<Option<Finish>> {
         let stepped = self.advance();
         self.over |= stepped.is_err();
@@ -173,12 +173,12 @@ impl TextGeneration {
         Ok(finish)
     }
 
-    /// Whether no step follows: what is ready is the rest.
+    /// Returns whether no step follows; ready deltas may remain.
     pub fn is_over(&self) -> bool {
         self.over
     }
 
-    /// The next of the deltas that steps made ready.
+    /// Returns the next ready delta.
     pub fn ready(&mut self) -> Option<TextDelta> {
         self.ready.pop_front()
     }
@@ -214,7 +214,7 @@ mod tests {
         Arc::new(Tokenizer::open(&path).unwrap())
     }
 
-    /// Streams a text; gives the pieces, the tokens and whether it was stopped.
+    /// Streams a text; returns the pieces, the tokens and whether a stop string ended it.
     fn stream(text: &str, stops: &[&str]) -> (Vec<String>, Vec<u32>, bool) {
         let tokenizer = tokenizer();
         let stops: Vec<String> = stops.iter().map(|stop| (*stop).to_owned()).collect();
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_become_a_stop_string_waits_and_comes_if_it_doesnt() {
+    fn text_that_may_become_a_stop_string_is_held_back() {
         let (pieces, _, stopped) = stream("a lighthouse", &["lights", "housemaid"]);
         assert_eq!((pieces.concat().as_str(), stopped), ("a lighthouse", false));
         assert_eq!(overlap("xaab", "aabc"), 3);

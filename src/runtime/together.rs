@@ -1,10 +1,9 @@
-//! Texts that are computed together: each function of the bundle is called once for all of them, so that a backend reads
-//! its weights once.
+//! Batched computation of several texts: each function of the bundle is called once for all of them, so that its
+//! weights are read once.
 //!
-//! What is shared is a call of a function, so the texts must be in the same context and take the same function: one of a
-//! range of tokens serves all, one of a fixed number those with so many. Texts with more tokens than a call takes go through
-//! several. Those that can't share are computed one after the other, and so are experts in functions of their own, of which
-//! each text needs others.
+//! Texts can share a call if they are in the same context and take the same function: one for a range of tokens serves
+//! all, one for a fixed number those with that many tokens. Longer inputs go through several calls. Other texts are
+//! computed one after another, and so are experts in functions of their own, because each text needs different ones.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,18 +21,18 @@ use anec_base::{Error, Result};
 use anec_bundle::PortRole;
 use anec_exec::Tensor;
 
-/// Tokens that follow those of a text.
+/// Tokens to append to a text.
 pub struct NextTokens<'a> {
-    /// The text.
+    /// Session of the text.
     pub session: &'a mut TokenSession,
-    /// The tokens.
+    /// Token ids.
     pub tokens: &'a [u32],
-    /// Those whose logits are wanted.
+    /// Positions whose logits are returned.
     pub logits: Positions,
 }
 
-/// Computes the next tokens of several texts, and gives the wanted logits of each, which are those of
-/// [`TokenSession::forward`], bit for bit. A text that fails leaves the others as they are.
+/// Computes the next tokens of several texts and returns the requested logits of each. They equal those of
+/// [`TokenSession::forward`], bit for bit; a failure affects only its own text.
 pub fn forward_together(texts: Vec<NextTokens<'_>>) -> Vec<Result<Vec<f32>>> {
     let mut texts: Vec<Pending<'_>> = texts.into_iter().map(Pending::new).collect();
     loop {
@@ -55,7 +54,7 @@ pub fn forward_together(texts: Vec<NextTokens<'_>>) -> Vec<Result<Vec<f32>>> {
     texts.into_iter().map(|text| text.failure.map_or(Ok(text.logits), Err)).collect()
 }
 
-/// A text, and how far its tokens are computed.
+/// Text with its remaining tokens.
 struct Pending<'a> {
     session: &'a mut TokenSession,
     /// Tokens that aren't computed yet.
@@ -71,7 +70,7 @@ impl<'a> Pending<'a> {
         Pending { session, tokens, wanted, logits: Vec::new(), failure: None, finished: false }
     }
 
-    /// Computes what is left by itself.
+    /// Computes the rest alone.
     fn finish_alone(&mut self) {
         let ask = ForwardOptions { logits: self.wanted, hidden: Hidden::No, chunking: Chunking::Largest };
         match self.session.forward(self.tokens, &ask) {
@@ -82,19 +81,19 @@ impl<'a> Pending<'a> {
     }
 }
 
-/// Where calls can be shared.
+/// Condition under which calls can be shared.
 #[derive(Clone, Copy, PartialEq)]
 struct Place {
-    /// Where the model lies in memory.
+    /// Address of the model.
     model: *const LoadedModel,
     route: usize,
 }
 
-/// The next call of a text.
+/// Next call of a text.
 struct NextCall<'t, 'a> {
     text: &'t mut Pending<'a>,
     chunk: Chunk,
-    /// None where something has to be computed before it, or it is to fail.
+    /// Condition of sharing; `None` if the text must be computed alone or fails.
     place: Option<Place>,
 }
 
@@ -105,13 +104,13 @@ impl<'t, 'a> NextCall<'t, 'a> {
         NextCall { text, chunk: chunk.unwrap_or(Chunk { real: 0, size: 0 }), place }
     }
 
-    /// The tokens of the next call when `count` are left, with room made for them as [`TokenSession::forward`] does.
+    /// Returns the next call when `count` tokens remain, after making room for it as [`TokenSession::forward`] does.
     fn chunk(session: &mut TokenSession, count: u64) -> Option<Chunk> {
         let end = session.position() + count;
         if count == 0 || end > session.limit() || session.poisoned || !session.model().bundle().model.has_head() {
             return None;
         }
-        // one that can't move says so when it is computed alone
+        // a session that can't move reports its error when it is computed alone
         session.make_room(end).ok()?;
         let chunk = session.next_chunk(count, None).ok()?;
         session.make_room_for(chunk).ok()?;
@@ -119,24 +118,24 @@ impl<'t, 'a> NextCall<'t, 'a> {
     }
 }
 
-/// A text on its way through a shared call.
+/// Text within a shared call.
 struct Member<'m, 'a> {
     text: &'m mut Pending<'a>,
     feed: InputBuilder<'m>,
     flow: Flow,
     chunk: Chunk,
-    /// Tokens of the call whose logits aren't computed yet.
+    /// Tokens of the call whose logits are still due.
     wanted: Range<usize>,
     head: Option<HeadCall>,
 }
 
-/// A call of the LM head: what it takes, and where in the text's logits its own go.
+/// Call of the LM head: its inputs, and the place of its results among the text's logits.
 struct HeadCall {
     flow: Flow,
     logits: Range<usize>,
 }
 
-/// Makes the next calls of texts in the same place.
+/// Makes the next calls of texts that can share them.
 fn share(route: usize, calls: Vec<NextCall<'_, '_>>) {
     let Some(model) = calls.first().map(|call| call.text.session.model().clone()) else { return };
     let model = &*model;
@@ -161,17 +160,17 @@ impl<'m, 'a> Member<'m, 'a> {
         let (tokens, _) = text.tokens.split_at(chunk.real as usize);
         let feed = InputBuilder::new(&model.host, rope, tokens, text.session.position(), chunk, route.context)
             .again(std::mem::take(&mut text.session.buffers.tensors));
-        let mut member = Member { text, feed, flow: no_flow(), chunk, wanted: 0..0, head: None };
+        let mut member = Member { text, feed, flow: empty_flow(), chunk, wanted: 0..0, head: None };
         member.attempt(|member| {
             member.flow = member.feed.embedding(model.bundle.model.hidden_size as usize)?.into();
-            // what is written by position is written again
+            // states written by position can be written again
             member.text.session.poisoned = !model.rewindable;
             Ok(())
         });
         member
     }
 
-    /// Keeps the tokens, which all layers have computed.
+    /// Records the tokens as computed by all layers.
     fn leave_layers(&mut self) {
         let Member { text, chunk, wanted, .. } = self;
         if text.failure.is_some() {
@@ -185,7 +184,7 @@ impl<'m, 'a> Member<'m, 'a> {
         *wanted = text.wanted.of_call(real, later.is_empty());
     }
 
-    /// Goes on to the next call of the head, if there is one.
+    /// Moves to the next call of the head, if any.
     fn next_head(&mut self, route: &Route, width: usize) -> bool {
         self.head = None;
         if !self.wanted.is_empty() {
@@ -203,7 +202,7 @@ impl<'m, 'a> Member<'m, 'a> {
         self.head.is_some()
     }
 
-    /// Does something for the text, unless it has failed.
+    /// Runs `body` unless the text has failed.
     fn attempt<T>(&mut self, body: impl FnOnce(&mut Self) -> Result<T>) -> Option<T> {
         if self.text.failure.is_some() {
             return None;
@@ -212,16 +211,16 @@ impl<'m, 'a> Member<'m, 'a> {
     }
 
     fn take_flow(&mut self) -> Flow {
-        std::mem::replace(&mut self.flow, no_flow())
+        std::mem::replace(&mut self.flow, empty_flow())
     }
 }
 
-/// Nothing, in the place of what a call has taken or couldn't be given.
-fn no_flow() -> Flow {
+/// Returns an empty flow.
+fn empty_flow() -> Flow {
     Columns::zeros(0, 0).into()
 }
 
-/// A part of the layers.
+/// Runs a step of the layers.
 fn layers(model: &LoadedModel, step: &Step, members: &mut [Member<'_, '_>]) {
     layers_function(model, step, members);
     if let Some(network) = &step.feed_forward {
@@ -238,7 +237,7 @@ fn layers(model: &LoadedModel, step: &Step, members: &mut [Member<'_, '_>]) {
     }
 }
 
-/// The function of a step of the layers, for all texts.
+/// Runs the function of a step for all texts.
 fn layers_function(model: &LoadedModel, step: &Step, members: &mut [Member<'_, '_>]) {
     call_together(
         model,
@@ -256,7 +255,7 @@ fn layers_function(model: &LoadedModel, step: &Step, members: &mut [Member<'_, '
     );
 }
 
-/// The LM head: appends the wanted logits.
+/// Appends the requested logits of the LM head.
 fn head(model: &LoadedModel, route: &Route, members: &mut [Member<'_, '_>]) {
     let width = model.bundle.model.head_rows() as usize;
     while members.iter_mut().fold(false, |any, member| member.next_head(route, width) | any) {
@@ -280,11 +279,11 @@ fn head(model: &LoadedModel, route: &Route, members: &mut [Member<'_, '_>]) {
     }
 }
 
-/// Inputs of a call, and the function that they are for.
+/// Function and inputs of a call.
 type Prepared = (usize, Vec<Arc<Tensor>>);
 
-/// Calls a function once for all texts that take the same one. `ready` prepares what a text gives, if it takes part; `take`
-/// is given its outputs.
+/// Calls a function once for all texts that take the same one. `ready` returns the inputs of a participating text;
+/// `take` receives its outputs.
 fn call_together(
     model: &LoadedModel,
     members: &mut [Member<'_, '_>],
@@ -306,7 +305,7 @@ fn call_together(
         });
         let mut results = model.backend.run_batch(function, called.collect()).into_iter();
         for index in which {
-            // while the call holds caches, they can't be written in place
+            // the call must release the caches so that they can be written in place
             prepared[index] = None;
             let Some(outputs) = results.next() else { continue };
             members[index].attempt(|member| take(member, function, outputs?.into_iter().map(Arc::new).collect()));
@@ -316,13 +315,13 @@ fn call_together(
 
 #[cfg(test)]
 mod tests {
-    use super::super::fake::{self, FakeOptions, Mishap};
+    use super::super::fake::{self, FakeOptions, FakeFailure};
     use super::*;
     use anec_bundle::TokenCount;
 
     const TEXTS: [&[u32]; 4] = [&[3, 1, 4, 1, 5, 2], &[2, 6, 5], &[3, 0, 7, 7, 1], &[1, 2]];
 
-    /// Sessions that have computed all but the last token of each text.
+    /// Returns sessions that have computed all but the last token of each text.
     fn sessions(model: &std::sync::Arc<LoadedModel>) -> Vec<TokenSession> {
         let session = |text: &&[u32]| {
             let mut session = model.start(16).unwrap();
@@ -407,7 +406,7 @@ mod tests {
             };
             // the second text's call of the first part of the layers, then of the second part, then of the head
             for at in [1, 5, 9] {
-                let script = vec![(before + at, Mishap::Error)];
+                let script = vec![(before + at, FakeFailure::Error)];
                 let (model, _) = fake::model(&FakeOptions { recurrent, forks, script, ..FakeOptions::default() });
                 let mut sessions = sessions(&model);
                 let found = last(&mut sessions);

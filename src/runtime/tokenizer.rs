@@ -1,4 +1,4 @@
-//! Text to tokens and back, by the bundle's `tokenizer.json`.
+//! Tokenizer: text to tokens and back, by the bundle's `tokenizer.json`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -13,42 +13,42 @@ use super::error::RuntimeError;
 use super::growth;
 use anec_bundle::Bundle;
 
-/// Bytes that a token may stand for, whatever the vocabulary.
+/// Minimum of the assumed length of the longest token in bytes.
 const SHORT: u64 = 4;
 
-/// The tokenizer of a model.
+/// Tokenizer of a model.
 pub struct Tokenizer {
     path: PathBuf,
     tokenizer: tokenizers::Tokenizer,
-    /// Ids of the tokens that are no text: begin, end, turns of a chat.
+    /// Ids of special tokens, which add no text: begin, end, turns of a chat.
     special: BTreeSet<u32>,
-    /// How these are written; nothing where a normalizer can make one of what is written in another way.
+    /// Spellings of the special tokens; `None` where a normalizer can produce one from another spelling.
     spelt: Option<Vec<String>>,
-    /// Ids of tokens that stand beside the vocabulary, as they are spelt.
+    /// Ids of added tokens, whose text is their spelling.
     added: BTreeSet<u32>,
     spelling: OnceLock<Spelling>,
-    /// Bytes of the longest token.
+    /// Length of the longest token in bytes.
     longest: OnceLock<u64>,
-    /// Texts are normalized, which may shorten them.
+    /// Whether texts are normalized, which may shorten them.
     normalizes: bool,
-    /// The same, but for special tokens in texts, which are letters to it; made when first needed.
+    /// Copy that treats special tokens in texts as plain text; made on first use.
     literal: OnceLock<tokenizers::Tokenizer>,
 }
 
-/// A token of a text: its number and its bytes.
+/// Token of a text with its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenEntry {
-    /// Its number in the vocabulary.
+    /// Token id.
     pub id: u32,
-    /// Where it is in the text, in bytes. Two tokens that share a character both have all of it.
+    /// Byte range in the text. Two tokens that share a character both have its whole range.
     pub range: Range<u64>,
 }
 
 impl Tokenizer {
-    /// The tokenizer of a bundle.
+    /// Opens the tokenizer of a bundle.
     ///
     /// # Errors
-    /// When it has none, or one that can't be read.
+    /// If the bundle has none, or it can't be read.
     pub fn of(bundle: &Bundle, folder: &Path) -> Result<Self, RuntimeError> {
         match bundle.tokenizer.get("tokenizer") {
             Some(file) => Self::open(&folder.join(file)),
@@ -59,17 +59,17 @@ impl Tokenizer {
     /// Reads a `tokenizer.json`.
     ///
     /// # Errors
-    /// When it can't be read, or when its steps can make a text many times as long.
+    /// If it can't be read, or a step is unsafe or multiplies the length of a text.
     pub fn open(path: &Path) -> Result<Self, RuntimeError> {
         let bytes = std::fs::read(path).map_err(FileError::of(path, "read"))?;
         Self::from_bytes(path, &bytes)
     }
 
-    /// Checks the steps of the content of a `tokenizer.json`, whose regular expressions may be of another kind than this library's.
-    /// The vocabulary, which takes most of the time of [`from_bytes`](Self::from_bytes), is passed over; `path` is for errors.
+    /// Checks the steps of a `tokenizer.json`, whose regular expressions may use another dialect. Skips the vocabulary,
+    /// which takes most of the time of [`from_bytes`](Self::from_bytes); `path` is for errors.
     ///
     /// # Errors
-    /// When one can't be made, or when they can make a text many times as long.
+    /// If a step can't be built, or is unsafe or multiplies the length of a text.
     pub fn check_steps(path: &Path, bytes: &[u8]) -> Result<(), RuntimeError> {
         let steps: Result<bpe::Steps, serde_json::Error> = serde_json::from_slice(bytes);
         let steps = steps.map_err(|error| RuntimeError::bundle(path, format!("it isn't a tokenizer: {error}")))?;
@@ -77,10 +77,10 @@ impl Tokenizer {
         growth.map_err(|problem| RuntimeError::bundle(path, problem))
     }
 
-    /// Reads the content of a `tokenizer.json`; `path` is for errors.
+    /// Reads the contents of a `tokenizer.json`; `path` is for errors.
     ///
     /// # Errors
-    /// When it isn't one, or when its steps can make a text many times as long.
+    /// If it isn't a tokenizer, or a step is unsafe or multiplies the length of a text.
     pub fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Self, RuntimeError> {
         let error = |error: tokenizers::Error| RuntimeError::bundle(path, format!("it isn't a tokenizer: {error}"));
         let mut tokenizer = match bpe::read(bytes) {
@@ -89,7 +89,7 @@ impl Tokenizer {
         };
         growth::check(tokenizer.get_normalizer(), tokenizer.get_pre_tokenizer(), tokenizer.get_decoder())
             .map_err(|problem| RuntimeError::bundle(path, problem))?;
-        // some are published as they were used in training, which cut and filled up texts
+        // published files may contain the truncation and padding of training
         tokenizer.with_truncation(None).map_err(error)?;
         tokenizer.with_padding(None);
         let added = tokenizer.get_added_tokens_decoder();
@@ -104,32 +104,32 @@ impl Tokenizer {
         Ok(Tokenizer { path, tokenizer, special, spelt, added, spelling, longest, normalizes, literal })
     }
 
-    /// Where it was read from.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Number of tokens, added ones included.
+    /// Returns the number of tokens, including added ones.
     pub fn len(&self) -> usize {
         self.tokenizer.get_vocab_size(true)
     }
 
-    /// Whether it has no tokens.
+    /// Returns whether the vocabulary is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The id of a token.
+    /// Returns the id of a token.
     pub fn id(&self, token: &str) -> Option<u32> {
         self.tokenizer.token_to_id(token)
     }
 
-    /// A token as the vocabulary spells it.
+    /// Returns a token as the vocabulary spells it.
     pub fn token(&self, id: u32) -> Option<String> {
         self.tokenizer.id_to_token(id)
     }
 
-    /// The bytes that a token adds to a text. A special token, and an id without a token, adds none.
+    /// Returns the bytes that a token adds to a text: none for a special token or an unknown id.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         let spelling = self.spelling.get_or_init(|| Spelling::of(&self.tokenizer));
         if self.special.contains(&id) {
@@ -142,7 +142,7 @@ impl Tokenizer {
         }
     }
 
-    /// Bytes of text that so many tokens can stand for.
+    /// Returns the maximum number of bytes that `tokens` tokens can stand for.
     pub fn most_bytes(&self, tokens: u64) -> u64 {
         let longest = *self.longest.get_or_init(|| {
             let vocab = self.tokenizer.get_vocab(true);
@@ -153,13 +153,13 @@ impl Tokenizer {
         tokens.saturating_mul(longest.max(SHORT)).saturating_mul(shortening)
     }
 
-    /// Refuses a text that can't fit into a context, before the work of tokenizing it.
+    /// Checks that a text can fit into a context, before it is tokenized.
     ///
     /// # Errors
-    /// When it has more bytes than so many tokens can stand for.
+    /// If it has more bytes than `context` tokens can stand for.
     pub fn check_length(&self, text: &str, context: u64) -> Result<(), RuntimeError> {
         let bytes = text.len();
-        // a token can stand for four bytes at least, and the longest one needn't be looked for
+        // short texts need no search for the longest token
         if bytes as u64 <= context.saturating_mul(SHORT) {
             return Ok(());
         }
@@ -170,38 +170,37 @@ impl Tokenizer {
         }
     }
 
-    /// Tokens of `text` as the beginning of a text: with the token that begins one, if the model wants it. Special tokens
-    /// that are written out in the text become those tokens.
+    /// Tokenizes `text` as the beginning of a text, with a begin token if the model uses one. Special tokens spelled
+    /// out in the text become those tokens.
     ///
     /// # Errors
-    /// When the tokenizer fails.
+    /// If the tokenizer fails.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, RuntimeError> {
         self.tokenizer.encode_fast(text, true).map(|encoding| encoding.get_ids().to_vec()).map_err(failure)
     }
 
-    /// Tokens of a text that already says how it begins, such as a rendered chat.
+    /// Tokenizes a text that already contains its begin token, such as a rendered chat.
     ///
     /// # Errors
-    /// When the tokenizer fails.
+    /// If the tokenizer fails.
     pub fn encode_rest(&self, text: &str) -> Result<Vec<u32>, RuntimeError> {
         self.tokenizer.encode_fast(text, false).map(|encoding| encoding.get_ids().to_vec()).map_err(failure)
     }
 
-    /// As [`Tokenizer::encode`], but special tokens that are written out in the text are letters like all others: for text
-    /// of strangers.
+    /// Tokenizes untrusted text as [`Tokenizer::encode`] does, but treats special tokens in it as plain text.
     ///
     /// # Errors
-    /// When the tokenizer fails.
+    /// If the tokenizer fails.
     pub fn encode_literal(&self, text: &str) -> Result<Vec<u32>, RuntimeError> {
         let encoding = self.literal(&[text]).encode_fast(text, true);
         encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(failure)
     }
 
-    /// Tokens of a text, or of a pair of texts, whole and with the type of each, as a model that looks at both in one go wants
-    /// them. With `special`, special tokens that are written out in the texts count as such.
+    /// Tokenizes a text, or a pair of texts, with token types, for models that read it whole. With `special`, special
+    /// tokens spelled out in the texts become those tokens.
     ///
     /// # Errors
-    /// When the tokenizer fails.
+    /// If the tokenizer fails.
     pub fn encode_whole(&self, text: &str, second: Option<&str>, special: bool) -> Result<EncodedText, RuntimeError> {
         let tokenizer = if special { &self.tokenizer } else { self.literal(&[text, second.unwrap_or_default()]) };
         let encoding = match second {
@@ -212,12 +211,11 @@ impl Tokenizer {
         Ok(EncodedText { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec() })
     }
 
-    /// Tokens of a text alone, without one that begins it, with the bytes that each stands for; special tokens that are
-    /// written out in the text are letters. Beside them the number of each token's word: what the tokenizer looks at by
-    /// itself.
+    /// Tokenizes a text without a begin token and returns each token's byte range and word number; a word is a unit
+    /// that the tokenizer splits independently. Special tokens spelled out in the text are plain text.
     ///
     /// # Errors
-    /// When the tokenizer fails.
+    /// If the tokenizer fails.
     pub fn tokens(&self, text: &str) -> Result<(Vec<TokenEntry>, Vec<Option<u32>>), RuntimeError> {
         let encoding = self.literal(&[text]).encode(text, false).map_err(failure)?;
         let range = |(start, end): &(usize, usize)| *start as u64..*end as u64;
@@ -226,20 +224,20 @@ impl Tokenizer {
         Ok((tokens, encoding.get_word_ids().to_vec()))
     }
 
-    /// Tokens of a text made of trusted parts with untrusted ones between them. `render` puts the untrusted `texts` into
-    /// the whole; special tokens count in what it adds, and are letters in the texts.
+    /// Tokenizes a text made of trusted and untrusted parts. `render` inserts the untrusted `texts`; special tokens
+    /// count in what it adds and are plain text in the texts.
     ///
-    /// Without special tokens in the texts the result is that of [`Tokenizer::encode_rest`]. Tokens that the vocabulary
-    /// has beyond its special ones (`<think>`) are no special tokens.
+    /// Without special tokens in the texts the result is that of [`Tokenizer::encode_rest`]. Added tokens that aren't
+    /// special (`<think>`) are not protected.
     ///
     /// # Errors
-    /// When the tokenizer or `render` fails.
+    /// If the tokenizer or `render` fails.
     pub fn encode_around<E: From<RuntimeError>>(
         &self,
         texts: &[&str],
         render: impl FnOnce(&[String]) -> Result<String, E>,
     ) -> Result<Vec<u32>, E> {
-        // While the whole is rendered, a mark stands for each special token of the texts, and for the mark itself.
+        // during rendering, marks replace each special token in the texts, and the mark itself
         const MARK: char = '\u{10FFFE}';
         let mut spelt: Vec<String> = self.special.iter().filter_map(|id| self.token(*id)).collect();
         spelt.push(MARK.to_string());
@@ -269,8 +267,8 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// What takes special tokens in these texts for letters: the tokenizer itself where there are none, for a copy takes
-    /// its time.
+    /// Returns a tokenizer that treats special tokens in these texts as plain text: `self` if there are none, because a
+    /// copy takes time.
     fn literal(&self, texts: &[&str]) -> &tokenizers::Tokenizer {
         let none = |spelt: &Vec<String>| !texts.iter().any(|text| spelt.iter().any(|token| text.contains(&**token)));
         if self.spelt.as_ref().is_some_and(none) {
@@ -283,15 +281,15 @@ impl Tokenizer {
         })
     }
 
-    /// The text of tokens. Without `special`, special tokens give no text.
+    /// Decodes tokens to text. Without `special`, special tokens give no text.
     ///
     /// # Errors
-    /// When the tokenizer fails.
+    /// If the tokenizer fails.
     pub fn decode(&self, ids: &[u32], special: bool) -> Result<String, RuntimeError> {
         self.tokenizer.decode(ids, !special).map_err(failure)
     }
 
-    /// The text of tokens, without that of special tokens but for those `shown`.
+    /// Decodes tokens; of the special ones only those `shown` give text.
     fn decode_showing(&self, ids: &[u32], shown: &[u32]) -> Result<String, RuntimeError> {
         if shown.is_empty() {
             return self.decode(ids, false);
@@ -301,11 +299,11 @@ impl Tokenizer {
     }
 }
 
-/// How a vocabulary spells bytes.
+/// Encoding of bytes in a vocabulary.
 enum Spelling {
-    /// A letter for each byte, as in GPT-2.
+    /// One letter per byte, as in GPT-2.
     Letters(BTreeMap<char, u8>),
-    /// As they are, with `▁` for a space, and `<0x0A>` for bytes that make no character.
+    /// Plain text, with `▁` for a space and `<0x0A>` for bytes outside of characters.
     Fallback,
 }
 
@@ -341,7 +339,7 @@ fn failure(error: tokenizers::Error) -> RuntimeError {
     RuntimeError::Tokenizer { problem: error.to_string() }
 }
 
-/// Puts `MARK index MARK` in place of what is in `spelt`, at each place the longest.
+/// Replaces each occurrence of a string in `spelt`, the longest first, by `MARK index MARK`.
 fn hide(text: &str, spelt: &[String], mark: char) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -361,7 +359,7 @@ fn hide(text: &str, spelt: &[String], mark: char) -> String {
     out
 }
 
-/// The inverse of [`hide`].
+/// Inverts [`hide`].
 fn show(text: &str, spelt: &[String], mark: char) -> String {
     let parts = text.split(mark).enumerate();
     // every other part stands between two marks
@@ -373,31 +371,31 @@ fn show(text: &str, spelt: &[String], mark: char) -> String {
         .collect()
 }
 
-/// Turns tokens into text one by one. What it has given never changes, and no character is cut: bytes that may become
-/// one wait for the next token.
+/// Incremental detokenizer. Returned text never changes, and no character is split: incomplete bytes wait for the next
+/// token.
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     /// Special tokens that give text.
     shown: Vec<u32>,
-    /// Tokens whose text may still change, after some that give them their surroundings.
+    /// Tokens whose text may still change, preceded by some context tokens.
     window: Vec<u32>,
-    /// Bytes of the window's text that were given.
+    /// Number of returned bytes of the window's text.
     given: usize,
 }
 
-/// Tokens that a decoder may need to see before others: those that strip the space of a text's first token.
-const SURROUNDINGS: usize = 4;
+/// Number of context tokens that a decoder may need, such as those that strip the space of a text's first token.
+const CONTEXT_TOKENS: usize = 4;
 
 impl Detokenizer {
-    /// A detokenizer for what follows `before`. Special tokens give no text, but for those `shown`.
+    /// Creates a detokenizer for the tokens after `before`. Special tokens give no text, except those `shown`.
     ///
     /// # Errors
-    /// When the tokenizer fails.
+    /// If the tokenizer fails.
     pub fn after(tokenizer: &Arc<Tokenizer>, before: &[u32], shown: &[u32]) -> Result<Self, RuntimeError> {
-        let mut start = before.len().saturating_sub(SURROUNDINGS);
+        let mut start = before.len().saturating_sub(CONTEXT_TOKENS);
         let mut text = tokenizer.decode_showing(&before[start..], shown)?;
-        // from the beginning of a character: its later bytes alone would look like the first of one that is to come
-        while start > 0 && text.starts_with('\u{FFFD}') && before.len() - start < 2 * SURROUNDINGS {
+        // start at a character boundary: trailing bytes alone would look like the beginning of another character
+        while start > 0 && text.starts_with('\u{FFFD}') && before.len() - start < 2 * CONTEXT_TOKENS {
             start -= 1;
             text = tokenizer.decode_showing(&before[start..], shown)?;
         }
@@ -409,27 +407,27 @@ impl Detokenizer {
         })
     }
 
-    /// The text that a token adds, as far as it is certain.
+    /// Returns the text that a token completes.
     ///
     /// # Errors
-    /// When the tokenizer fails.
+    /// If the tokenizer fails.
     pub fn push(&mut self, id: u32) -> Result<String, RuntimeError> {
         self.window.push(id);
         let text = self.tokenizer.decode_showing(&self.window, &self.shown)?;
         let certain = whole(&text);
         let new = certain.get(self.given..).unwrap_or_default().to_owned();
         self.given = self.given.max(certain.len());
-        if certain.len() == text.len() && self.window.len() > 2 * SURROUNDINGS {
-            self.window.drain(..self.window.len() - SURROUNDINGS);
+        if certain.len() == text.len() && self.window.len() > 2 * CONTEXT_TOKENS {
+            self.window.drain(..self.window.len() - CONTEXT_TOKENS);
             self.given = self.tokenizer.decode_showing(&self.window, &self.shown)?.len();
         }
         Ok(new)
     }
 
-    /// The rest at the end of the text: bytes that never became a character, as U+FFFD.
+    /// Returns the remaining text, with U+FFFD for incomplete characters.
     ///
     /// # Errors
-    /// When the tokenizer fails.
+    /// If the tokenizer fails.
     pub fn finish(&mut self) -> Result<String, RuntimeError> {
         let text = self.tokenizer.decode_showing(&self.window, &self.shown)?;
         let rest = text.get(self.given..).unwrap_or_default().to_owned();
@@ -438,7 +436,7 @@ impl Detokenizer {
     }
 }
 
-/// Decoders put U+FFFD for bytes that make no character (yet). At most three bytes can wait for one.
+/// Returns `text` without trailing U+FFFD, which decoders emit for incomplete characters of up to three bytes.
 fn whole(text: &str) -> &str {
     let mut end = text;
     for _ in 0..3 {
@@ -467,20 +465,20 @@ mod tests {
         value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
     }
 
-    /// Normal form C.
+    /// Returns the NFC form.
     fn composed(text: &str) -> String {
         let mut text = tokenizers::NormalizedString::from(text);
         text.nfc().get().to_owned()
     }
 
-    /// The tokenizer that is rebuilt from a GGUF file.
+    /// Rebuilds the tokenizer of a GGUF file.
     fn rebuilt(gguf: &Path) -> Tokenizer {
         let source = Source::open_path(gguf).unwrap();
         let carried = anec_source::tokenizer::Carried::read(source.gguf().unwrap()).unwrap().unwrap();
         Tokenizer::from_bytes(gguf, &carried.file().unwrap().to_json()).unwrap()
     }
 
-    /// Small tokenizers in the manner of Qwen2 and of Llama 3, as `tokenizer.json` and in a GGUF.
+    /// Returns small tokenizers like those of Qwen2 and Llama 3, from `tokenizer.json` and from GGUF.
     fn small() -> Vec<(&'static str, Tokenizer)> {
         let folder = |name: &str| fixtures().join("families").join(name);
         let both = ["qwen2-tokenizer", "llama-llama3"].map(|name| {
@@ -525,7 +523,8 @@ mod tests {
         }
     }
 
-    /// Replacements of replacements, which make gigabytes of a word; and every tokenizer of the fixtures, which may not.
+    /// Includes replacements of replacements, which turn a word into gigabytes, and every tokenizer of the fixtures,
+    /// which must pass.
     #[test]
     fn steps_that_make_a_text_many_times_as_long_are_refused() {
         let folder = tempfile::tempdir().unwrap();
@@ -583,7 +582,7 @@ mod tests {
             {
                 let all = tokenizer.encode_rest(text).unwrap();
                 for before in 0..all.len() {
-                    // what a prompt ends with may be half a character
+                    // a prompt may end within a character
                     let mut stream = Detokenizer::after(&tokenizer, &all[..before], &[]).unwrap();
                     let mut out = String::new();
                     for id in &all[before..] {
@@ -624,7 +623,8 @@ mod tests {
         assert!(stream.finish().unwrap().contains('\u{FFFD}'));
     }
 
-    /// Tokenizers of real models, rebuilt from their GGUF files, against transformers on strings that are hard to split.
+    /// Compares tokenizers of real models, rebuilt from GGUF files, with transformers on strings that are hard to
+    /// split.
     #[test]
     fn hard_strings_of_real_models() {
         let corpus = json(&fixtures().join("tokenizer/corpus.json"));
@@ -639,7 +639,7 @@ mod tests {
             let cases = corpus["cases"].as_array().unwrap();
             for case in cases {
                 let text = case["text"].as_str().unwrap();
-                // Qwen's own tokenizer composes characters; the one that transformers rebuilds from a GGUF doesn't
+                // Qwen's own tokenizer composes characters; the one that transformers rebuilds from GGUF doesn't
                 let composed = composed(text);
                 if name == "qwen" && composed != text {
                     assert_eq!(tokenizer.encode(text).unwrap(), tokenizer.encode(&composed).unwrap());

@@ -1,12 +1,12 @@
-//! Calls of functions that a model writes into its text. Every family has its own way; the chat template and the
-//! vocabulary tell which.
+//! Function calls in generated text. The syntax differs by family; chat template and vocabulary tell which one a model
+//! uses.
 //!
 //! | module | holds |
 //! |---|---|
-//! | `body` | what stands between the marks of a call: JSON, elements, Python |
-//! | `grammar` | the form that a text is held to when it has to be a call |
+//! | `body` | contents between the marks of a call: JSON, elements, Python |
+//! | `grammar` | grammar that forces a text to be a call |
 //!
-//! Text that looks like a call and can't be read, or that calls what wasn't offered, stays text: nothing is lost.
+//! Text that looks like a call but can't be parsed, or calls a function that wasn't offered, stays text.
 
 mod body;
 mod grammar;
@@ -18,10 +18,10 @@ use super::text::overlap;
 use super::tokenizer::Tokenizer;
 use body::Body;
 
-/// A function that a model may call.
+/// Function that a model may call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolFunction {
-    /// Its name.
+    /// Name of the function.
     pub name: String,
     /// JSON Schema of its arguments, an object.
     pub parameters: Json,
@@ -31,7 +31,7 @@ impl ToolFunction {
     /// Reads a tool of OpenAI's API: `{"type": "function", "function": {"name": …, "parameters": {…}}}`.
     ///
     /// # Errors
-    /// When it is something else; the text says what.
+    /// If it is no such object, with the reason.
     pub fn of(tool: &Json) -> Result<Self, String> {
         if let Some(kind) = tool["type"].as_str().filter(|kind| *kind != "function") {
             return Err(format!("a tool of type {kind:?}: only functions are understood"));
@@ -47,31 +47,31 @@ impl ToolFunction {
     }
 }
 
-/// A call.
+/// Function call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolCall {
-    /// The function's name.
+    /// Name of the function.
     pub name: String,
-    /// Its arguments.
+    /// Arguments of the call.
     pub arguments: Map<String, Json>,
 }
 
-/// How a model writes calls.
+/// Syntax of a model's calls.
 #[derive(Debug, PartialEq)]
 pub struct CallSyntax {
-    /// What a call, or a list of calls, begins with. Where there is none, the answer as a whole is a call or isn't.
+    /// Opening mark of a call or a list of calls; `None` if only a whole answer can be a call.
     open: Option<&'static str>,
-    /// What it ends with, if anything does before the text ends.
+    /// Closing mark; `None` if a call extends to the end of the text.
     close: Option<&'static str>,
-    /// What stands between.
+    /// Form of the contents.
     body: Body,
-    /// White space around the body.
+    /// White space around the contents.
     space: &'static str,
-    /// What tells it: all of these are in the template, or name tokens of the vocabulary.
-    told_by: &'static [&'static str],
+    /// Marks that identify the syntax: each is in the template or a token of the vocabulary.
+    marks: &'static [&'static str],
 }
 
-/// The known ones; the first that fits counts.
+/// Known syntaxes; the first match applies.
 static SYNTAXES: [CallSyntax; 7] = [
     // LFM2 and LFM2.5
     CallSyntax {
@@ -79,7 +79,7 @@ static SYNTAXES: [CallSyntax; 7] = [
         close: Some("<|tool_call_end|>"),
         body: Body::Python,
         space: "",
-        told_by: &["<|tool_call_start|>"],
+        marks: &["<|tool_call_start|>"],
     },
     // Qwen3.5, Qwen3-Coder
     CallSyntax {
@@ -87,7 +87,7 @@ static SYNTAXES: [CallSyntax; 7] = [
         close: Some("</tool_call>"),
         body: Body::Elements,
         space: "\n",
-        told_by: &["<tool_call>", "<function=", "<parameter="],
+        marks: &["<tool_call>", "<function=", "<parameter="],
     },
     // Hermes, Qwen2.5, Qwen3, SmolLM3, Granite 4
     CallSyntax {
@@ -95,7 +95,7 @@ static SYNTAXES: [CallSyntax; 7] = [
         close: Some("</tool_call>"),
         body: Body::Json { arguments: "arguments", list: false },
         space: "\n",
-        told_by: &["<tool_call>"],
+        marks: &["<tool_call>"],
     },
     // Phi-4-mini
     CallSyntax {
@@ -103,7 +103,7 @@ static SYNTAXES: [CallSyntax; 7] = [
         close: Some("<|/tool_call|>"),
         body: Body::Json { arguments: "arguments", list: true },
         space: "",
-        told_by: &["<|tool_call|>", "<|/tool_call|>"],
+        marks: &["<|tool_call|>", "<|/tool_call|>"],
     },
     // Granite 3
     CallSyntax {
@@ -111,7 +111,7 @@ static SYNTAXES: [CallSyntax; 7] = [
         close: None,
         body: Body::Json { arguments: "arguments", list: true },
         space: "",
-        told_by: &["<|tool_call|>"],
+        marks: &["<|tool_call|>"],
     },
     // Mistral
     CallSyntax {
@@ -119,7 +119,7 @@ static SYNTAXES: [CallSyntax; 7] = [
         close: None,
         body: Body::Json { arguments: "arguments", list: true },
         space: "",
-        told_by: &["[TOOL_CALLS]"],
+        marks: &["[TOOL_CALLS]"],
     },
     // Llama 3.1 to 3.3
     CallSyntax {
@@ -127,56 +127,56 @@ static SYNTAXES: [CallSyntax; 7] = [
         close: None,
         body: Body::Json { arguments: "parameters", list: false },
         space: "",
-        told_by: &["<|python_tag|>", "\"parameters\""],
+        marks: &["<|python_tag|>", "\"parameters\""],
     },
 ];
 
 impl CallSyntax {
-    /// The way of a model with this chat template and vocabulary, if it is known.
+    /// Returns the syntax of a model with this chat template and vocabulary, if known.
     pub fn of(template: &str, tokenizer: &Tokenizer) -> Option<&'static Self> {
         let told = |mark: &&str| template.contains(*mark) || tokenizer.id(mark).is_some();
-        // a vocabulary may have marks that its model was never taught; then the template has none of its own
-        let by_template = SYNTAXES.iter().find(|syntax| syntax.told_by.iter().all(|mark| template.contains(mark)));
-        by_template.or_else(|| SYNTAXES.iter().find(|syntax| syntax.told_by.iter().all(told)))
+        // a vocabulary may have marks that the model wasn't trained on; its template lacks them
+        let by_template = SYNTAXES.iter().find(|syntax| syntax.marks.iter().all(|mark| template.contains(mark)));
+        by_template.or_else(|| SYNTAXES.iter().find(|syntax| syntax.marks.iter().all(told)))
     }
 
-    /// Tokens of the marks. As special tokens they would give no text.
+    /// Returns the token ids of the marks, which must be shown although they are special tokens.
     pub fn marks(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         self.open.iter().chain(&self.close).filter_map(|mark| tokenizer.id(mark)).collect()
     }
 
-    /// A string that ends a text after its first call, where calls have an end.
+    /// Returns the string that ends a text after its first call, if calls have a closing mark.
     pub fn end(&self) -> Option<&'static str> {
         self.close
     }
 }
 
-/// A part of an answer.
+/// Part of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ToolTextPart {
-    /// Text.
+    /// Plain text.
     Text(String),
-    /// A call.
+    /// Function call.
     Call(ToolCall),
 }
 
-/// Takes calls out of a text that comes in pieces.
+/// Streaming parser that separates calls from text.
 #[derive(Clone, Debug)]
 pub struct CallReader {
     syntax: &'static CallSyntax,
     functions: Vec<ToolFunction>,
-    /// Text that may be, or become, a call, or white space before one.
+    /// Text that may become a call, or white space before one.
     held: String,
-    /// `held` begins with the opening mark.
+    /// Whether `held` begins with the opening mark.
     inside: bool,
-    /// Something came out already.
+    /// Whether any part was returned.
     begun: bool,
-    /// A call did.
+    /// Whether a call was returned.
     called: bool,
 }
 
 impl CallReader {
-    /// At the beginning of an answer by a model that was offered `functions`.
+    /// Creates a parser for an answer of a model that was offered `functions`.
     pub fn new(syntax: &'static CallSyntax, functions: &[ToolFunction]) -> Self {
         CallReader {
             syntax,
@@ -188,7 +188,7 @@ impl CallReader {
         }
     }
 
-    /// What the next piece of text makes certain.
+    /// Adds a piece of text and returns the parts that are certain.
     pub fn push(&mut self, text: &str) -> Vec<ToolTextPart> {
         self.held.push_str(text);
         let mut parts = Vec::new();
@@ -197,7 +197,7 @@ impl CallReader {
         parts
     }
 
-    /// The rest, at the end of the answer.
+    /// Returns the remaining parts at the end of the answer.
     pub fn finish(&mut self) -> Vec<ToolTextPart> {
         let mut parts = Vec::new();
         let rest = std::mem::take(&mut self.held);
@@ -208,7 +208,7 @@ impl CallReader {
         };
         match body.and_then(|body| self.calls(body)) {
             Some(calls) => parts.extend(calls.into_iter().map(ToolTextPart::Call)),
-            // a line break after the last call says nothing
+            // white space after the last call is dropped
             None if self.called && rest.trim().is_empty() => {}
             None => text(rest, &mut parts),
         }
@@ -216,10 +216,10 @@ impl CallReader {
         parts
     }
 
-    /// Takes one step; gives whether another one may follow.
+    /// Takes one step; returns whether another may follow.
     fn advance(&mut self, parts: &mut Vec<ToolTextPart>) -> bool {
         let Some(open) = self.syntax.open else {
-            // a whole answer: once it doesn't begin as a call does, it isn't one
+            // an answer that doesn't begin like a call isn't one
             if self.begun || self.held.trim_start().chars().next().is_some_and(|first| first != '{' && first != '[') {
                 text(std::mem::take(&mut self.held), parts);
             }
@@ -251,7 +251,7 @@ impl CallReader {
         true
     }
 
-    /// The calls of a body, if it has some and all are of functions that were offered.
+    /// Returns the calls of a body if it parses and all functions were offered.
     fn calls(&self, body: &str) -> Option<Vec<ToolCall>> {
         let calls = self.syntax.body.read(body, &self.functions)?;
         let offered = |call: &ToolCall| self.functions.iter().any(|function| function.name == call.name);
@@ -259,7 +259,7 @@ impl CallReader {
     }
 }
 
-/// Adds text, if there is any, to what came before.
+/// Appends text to the last part, or as a new part.
 fn text(new: String, parts: &mut Vec<ToolTextPart>) {
     match parts.last_mut() {
         _ if new.is_empty() => {}

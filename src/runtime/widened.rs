@@ -1,36 +1,37 @@
-//! Larger calls than a bundle allows, on the CPU executor: for texts, and for gates that look at the values inside a program.
+//! Larger calls than a bundle allows, on the CPU executor: for generation, and for gates that observe the values inside
+//! a program.
 //!
-//! A function of a range of tokens is one graph, in which nothing depends on their number but sizes. The executor computes as
-//! many as one likes, and reads its weights once for all of them.
+//! A function for a range of tokens is one graph, in which only sizes depend on the number of tokens. The executor can
+//! run any number and reads its weights once for all of them.
 
 use anec_bundle::{Bundle, FunctionEntry, PortRole, Stage, StatePort, TokenCount};
 
-/// The bundle, in which functions of a range of tokens take up to `most`, if all functions of layers are such and what their
-/// tokens leave has a place of its own for every position. Others stay as they are, rings and recurrences among them: in a
-/// ring of a sliding window, tokens of a larger call would take places that others of it still look at.
+/// Returns the bundle with ranges of tokens extended to `most`, provided that all layer functions have ranges and every
+/// position has its own place in the states. Other bundles are returned unchanged, among them those with recurrences or
+/// ring buffers: in a ring, tokens of a larger call would overwrite slots that others of the call still read.
 pub fn widened(bundle: &Bundle, most: u64) -> Bundle {
     let apart = |entry: &FunctionEntry| entry.states.iter().all(|state| by_position(state, entry.context));
     with_larger_calls(bundle, most, apart).unwrap_or_else(|| bundle.clone())
 }
 
-/// The largest calls of a text with sliding windows.
+/// Limit of calls with sliding windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RingLimit {
-    /// Positions that have places of their own in every ring: calls that end within them may be of any size.
+    /// Number of positions with slots of their own in every ring; calls that end within them may have any size.
     slots: u64,
-    /// Most tokens of others.
+    /// Maximum size of other calls.
     most: u64,
 }
 
 impl RingLimit {
-    /// Most tokens of a call at a position.
+    /// Returns the maximum size of a call at a position.
     pub fn at(self, position: u64) -> u64 {
         self.slots.saturating_sub(position).max(self.most)
     }
 }
 
-/// As [`widened`], but functions with rings are widened, too: their calls keep to the limit. There is none where the bundle stays
-/// as it is.
+/// Widens a bundle as [`widened`] does, including functions with rings, whose calls must respect the returned limit.
+/// There is no limit where the bundle is unchanged.
 pub(super) fn widened_within(bundle: &Bundle, most: u64) -> (Bundle, Option<RingLimit>) {
     let caches = |entry: &FunctionEntry| entry.states.iter().all(|state| state.role.is_cache());
     let slots = |entry: &FunctionEntry| {
@@ -45,11 +46,11 @@ pub(super) fn widened_within(bundle: &Bundle, most: u64) -> (Bundle, Option<Ring
     }
 }
 
-/// The bundle, in which functions of a range of tokens take up to `most`; none unless all functions of layers are such, `keep`
-/// nothing that forbids it, and are given nothing but what each token or position has for itself.
+/// Returns the bundle with ranges of tokens extended to `most`; `None` unless all layer functions have ranges, satisfy
+/// `keep`, and take only inputs per token or position.
 fn with_larger_calls(bundle: &Bundle, most: u64, keep: impl Fn(&FunctionEntry) -> bool) -> Option<Bundle> {
     let fits = |entry: &FunctionEntry| {
-        matches!(entry.tokens, TokenCount::Range(..)) && keep(entry) && is_given_by_position(entry)
+        matches!(entry.tokens, TokenCount::Range(..)) && keep(entry) && has_positional_inputs(entry)
     };
     let head = |entry: &FunctionEntry| matches!(entry.stage, Stage::Head { .. });
     bundle.functions.iter().all(|entry| head(entry) || fits(entry)).then(|| {
@@ -63,8 +64,8 @@ fn with_larger_calls(bundle: &Bundle, most: u64, keep: impl Fn(&FunctionEntry) -
     })
 }
 
-/// Whether a function is given nothing but what each token or position has for itself.
-fn is_given_by_position(entry: &FunctionEntry) -> bool {
+/// Returns whether a function takes only inputs per token or position.
+fn has_positional_inputs(entry: &FunctionEntry) -> bool {
     entry.inputs.iter().all(|port| match &port.role {
         PortRole::Hidden
         | PortRole::RopeCos { .. }
@@ -78,7 +79,7 @@ fn is_given_by_position(entry: &FunctionEntry) -> bool {
     })
 }
 
-/// Whether each position of a text has a place of its own in a state: not in a ring, and not in a recurrence.
+/// Returns whether each position of a text has its own place in a state, unlike in a ring or a recurrence.
 pub(super) fn by_position(state: &StatePort, context: u64) -> bool {
     state.role.is_cache() && state.shape.get(2).is_some_and(|slots| *slots >= context)
 }

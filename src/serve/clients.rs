@@ -1,19 +1,19 @@
-//! Connections by address: no client can take every place of the server.
+//! Connections per address, limited so that no client can take every place of the server.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Counts the open connections of every address.
+/// Counter of open connections per address.
 #[derive(Debug)]
 pub struct ClientAddresses {
-    /// Connections that one address may hold.
+    /// Maximum number of connections per address.
     most: usize,
     open: Mutex<HashMap<IpAddr, usize>>,
 }
 
-/// A connection that counts until this is dropped.
+/// Connection that counts until it is dropped.
 #[derive(Debug)]
 pub struct ClientConnection {
     addresses: Arc<ClientAddresses>,
@@ -21,14 +21,14 @@ pub struct ClientConnection {
 }
 
 impl ClientAddresses {
-    /// Nobody is connected yet; one address may hold `most` connections.
+    /// Creates a counter that allows `most` connections per address.
     pub fn new(most: usize) -> Arc<Self> {
         Arc::new(ClientAddresses { most, open: Mutex::default() })
     }
 
-    /// Counts a connection; none if its address holds as many as it may.
+    /// Counts a connection; `None` if its address has reached the limit.
     pub fn connect(self: &Arc<Self>, address: IpAddr) -> Option<ClientConnection> {
-        // an IPv4 client of a socket for both kinds is the same client
+        // an IPv4 client of a dual-stack socket is the same client
         let address = address.to_canonical();
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let count = open.entry(address).or_default();

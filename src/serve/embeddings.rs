@@ -1,4 +1,4 @@
-//! `/v1/embeddings` as OpenAI's API has it, and `/v1/rerank` as rerankers have it: how well documents answer a query.
+//! `/v1/embeddings` of OpenAI's API, and `/v1/rerank`: how well documents answer a query.
 
 use std::sync::{Arc, Weak};
 
@@ -12,10 +12,10 @@ use super::service::Service;
 use anec_runtime::encode::classify;
 use anec_runtime::{Embedder, EncodedText, LoadedModel, RuntimeError};
 
-/// Texts of one request, at most.
-const MOST_TEXTS: usize = 2048;
+/// Maximum number of texts per request.
+const MAX_TEXTS: usize = 2048;
 
-/// `POST /v1/embeddings`
+/// Body of `POST /v1/embeddings`.
 #[derive(Debug, Deserialize)]
 struct EmbeddingRequest {
     model: Option<String>,
@@ -25,7 +25,7 @@ struct EmbeddingRequest {
     dimensions: Option<usize>,
 }
 
-/// A text, texts, tokens of a text, or tokens of texts.
+/// Text, texts, tokens of a text, or tokens of texts.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a text, a list of texts, tokens, or a list of lists of tokens")]
 enum Input {
@@ -36,7 +36,7 @@ enum Input {
 }
 
 impl Input {
-    /// Texts. An empty list is none.
+    /// Returns the number of texts.
     fn count(&self) -> usize {
         match self {
             Input::Text(_) => 1,
@@ -46,7 +46,7 @@ impl Input {
         }
     }
 
-    /// A text as tokens.
+    /// Returns a text as tokens.
     fn text(&self, index: usize, service: &Service) -> Result<EncodedText, ServeError> {
         match self {
             Input::Text(text) => service.whole(text, None, "input"),
@@ -57,18 +57,18 @@ impl Input {
     }
 }
 
-/// How vectors are written.
+/// Encoding of vectors.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum EncodingFormat {
-    /// As a list of numbers.
+    /// List of numbers.
     #[default]
     Float,
-    /// As little-endian f32 in base64.
+    /// Little-endian f32 in base64.
     Base64,
 }
 
-/// `POST /v1/rerank`
+/// Body of `POST /v1/rerank`.
 #[derive(Debug, Deserialize)]
 struct RerankRequest {
     model: Option<String>,
@@ -79,7 +79,6 @@ struct RerankRequest {
     return_documents: bool,
 }
 
-/// A document.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a text, or an object with `text`")]
 enum Document {
@@ -95,10 +94,10 @@ impl Document {
     }
 }
 
-/// The vectors of a request's texts, as long as `client` is there.
+/// Returns the embeddings of a request's texts, unless `client` has gone.
 ///
 /// # Errors
-/// When the request is wrong, the model gives no vectors, or a text is too long.
+/// If the request is wrong, the model gives no embeddings, or a text is too long.
 pub(super) fn embed(service: &Service, body: &[u8], client: &Weak<()>) -> Result<Json, ServeError> {
     let request: EmbeddingRequest = parse(body)?;
     check_model(service, request.model)?;
@@ -112,7 +111,7 @@ pub(super) fn embed(service: &Service, body: &[u8], client: &Weak<()>) -> Result
     let mut data = Vec::with_capacity(count);
     let mut tokens = 0;
     for index in 0..count {
-        still_there(client)?;
+        check_connected(client)?;
         let text = request.input.text(index, service)?;
         check_length(service.model(), &text, "input")?;
         let vector = embedder.embed(&text)?;
@@ -131,10 +130,10 @@ pub(super) fn embed(service: &Service, body: &[u8], client: &Weak<()>) -> Result
     }))
 }
 
-/// Documents by how well they answer a query, the best first, as long as `client` is there.
+/// Returns documents by how well they answer a query, best first, unless `client` has gone.
 ///
 /// # Errors
-/// When the request is wrong, the model is no reranker, or a pair is too long.
+/// If the request is wrong, the model is no reranker, or a pair is too long.
 pub(super) fn rerank(service: &Service, body: &[u8], client: &Weak<()>) -> Result<Json, ServeError> {
     let request: RerankRequest = parse(body)?;
     check_model(service, request.model)?;
@@ -151,14 +150,14 @@ pub(super) fn rerank(service: &Service, body: &[u8], client: &Weak<()>) -> Resul
     let mut results = Vec::new();
     let mut tokens = 0;
     for (index, document) in request.documents.iter().enumerate() {
-        still_there(client)?;
+        check_connected(client)?;
         let pair = service.whole(&request.query, Some(document.text()), "documents")?;
         check_length(model, &pair, "documents")?;
         tokens += pair.ids.len();
         let logit = classify(model, &pair)?.first().copied().unwrap_or_default();
         results.push((index, 1.0 / (1.0 + (-f64::from(logit)).exp())));
     }
-    // documents of equal score stay in their order
+    // the sort is stable for equal scores
     results.sort_by(|(_, a), (_, b)| b.total_cmp(a));
     results.truncate(request.top_n.unwrap_or(results.len()));
     let result = |(index, score): (usize, f64)| {
@@ -184,12 +183,12 @@ fn check_model(service: &Service, model: Option<String>) -> Result<(), ServeErro
     }
 }
 
-/// A request has texts, and not too many.
+/// Checks that a request has texts, and not too many.
 fn check_count(texts: usize) -> Result<(), ServeError> {
     match texts {
         0 => Err(ServeError::Invalid { problem: "there are no texts".into(), field: None }),
-        texts if texts > MOST_TEXTS => {
-            let problem = format!("there are {texts} texts; a request may have up to {MOST_TEXTS}");
+        texts if texts > MAX_TEXTS => {
+            let problem = format!("there are {texts} texts; a request may have up to {MAX_TEXTS}");
             Err(ServeError::Invalid { problem, field: None })
         }
         _ => Ok(()),
@@ -206,6 +205,6 @@ fn check_length(model: &Arc<LoadedModel>, text: &EncodedText, field: &'static st
     }
 }
 
-fn still_there(client: &Weak<()>) -> Result<(), ServeError> {
+fn check_connected(client: &Weak<()>) -> Result<(), ServeError> {
     if client.strong_count() > 0 { Ok(()) } else { Err(ServeError::Stopping) }
 }

@@ -1,5 +1,5 @@
-//! The thread that computes. Texts wait in a bounded queue; those that run take turns of one call each, so that a long
-//! prompt holds up nobody for long, and the requests that have least get the next free place. Their calls are made together.
+//! Scheduler thread. Texts wait in a bounded queue; running texts take turns of one call each, so that a long prompt
+//! delays others little. The request with the fewest running texts gets the next free place. Calls are batched.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,66 +17,66 @@ use anec_runtime::{
     Tokenizer,
 };
 
-/// How much an engine takes on.
+/// Limits of the scheduler.
 #[derive(Clone, Copy, Debug)]
 pub struct ServeLimits {
-    /// Texts that are written at the same time; each has the memory of a context.
+    /// Maximum number of running texts; each has the memory of a context.
     pub parallel: usize,
-    /// Texts that wait.
+    /// Maximum number of waiting texts.
     pub queue: usize,
-    /// Texts whose states are kept for the next request of their conversation.
+    /// Maximum number of cached sessions for later requests of a conversation.
     pub kept: usize,
-    /// Time for a text, waiting included.
+    /// Time limit of a text, including its time in the queue.
     pub timeout: Duration,
 }
 
-/// A text to write.
+/// Text to generate.
 pub struct Job {
     /// Prompt and sampling.
     pub request: GenerationRequest,
-    /// What the text keeps to.
+    /// Constraint of the text.
     pub constraint: Option<Constraint>,
-    /// Strings that end it.
+    /// Strings that end the text.
     pub stops: Vec<String>,
-    /// Special tokens that are to be seen in it.
+    /// Special tokens that give text.
     pub shown: Vec<u32>,
 }
 
-/// What happens to a text.
+/// Event of a text.
 #[derive(Debug)]
 pub enum Event {
-    /// It goes on.
+    /// More text.
     Delta(TextDelta),
-    /// It is finished; nothing follows.
+    /// End of the text; nothing follows.
     End(Box<Ending>),
-    /// It can't go on; nothing follows.
+    /// Failure; nothing follows.
     Failed(ServeError),
 }
 
-/// A finished text.
+/// Result of a finished text.
 #[derive(Clone, Debug)]
 pub struct Ending {
-    /// Its tokens, and how long they took.
+    /// Tokens and timings.
     pub generation: GenerationOutput,
-    /// Tokens of the prompt.
+    /// Number of prompt tokens.
     pub prompt_tokens: usize,
     /// Time in the queue.
     pub queued: Duration,
-    /// Time for turning tokens into text.
+    /// Time spent on detokenizing.
     pub detokenize: Duration,
 }
 
-/// Events that may wait for a client. A text pauses while half of them do: what one call of the model leads to has room in
-/// the other half.
-const EVENTS: usize = 256;
-/// Prompt tokens of one turn.
-const TURN: usize = 32;
-/// How long the thread sleeps when all clients are slow.
-const PAUSE: Duration = Duration::from_millis(5);
-/// Time without progress after which a paused text gives its place to others.
-const GIVES_WAY: Duration = Duration::from_secs(1);
+/// Capacity of a client's event channel. A text pauses while half of it is used, so that the events of one call always
+/// fit.
+const EVENT_CAPACITY: usize = 256;
+/// Number of prompt tokens per turn.
+const PROMPT_CHUNK: usize = 32;
+/// Sleep time while all clients are slow.
+const STALL_SLEEP: Duration = Duration::from_millis(5);
+/// Time without progress after which a paused text releases its place.
+const STALL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A queue with the thread that empties it.
+/// Queue with the thread that empties it.
 pub struct Scheduler {
     shared: Arc<Shared>,
     limits: ServeLimits,
@@ -85,31 +85,30 @@ pub struct Scheduler {
 
 struct Shared {
     state: Mutex<State>,
-    /// Something came into the queue, or the engine is to stop.
+    /// Signals a new text or the end.
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     queue: VecDeque<Waiting>,
-    /// Texts being written.
+    /// Number of running texts.
     active: usize,
-    /// Those of them that take a place: all but the texts whose clients don't read.
+    /// Number of running texts that occupy a place: all except those whose clients don't read.
     places: usize,
-    /// No new texts are taken.
+    /// Whether new texts are refused.
     closed: bool,
-    /// Nothing is to be finished, either.
+    /// Whether running texts are dropped.
     stopped: bool,
-    /// Requests so far.
+    /// Number of requests so far.
     groups: u64,
 }
 
-/// A text in the queue.
 struct Waiting {
     job: Job,
     events: Sender<Event>,
     since: Instant,
-    /// Which request it belongs to.
+    /// Number of the request.
     group: u64,
 }
 
@@ -120,7 +119,7 @@ impl Shared {
 }
 
 impl Scheduler {
-    /// Starts the thread for a model; a `draft` model may guess up to so many tokens for each call.
+    /// Starts the thread for a model; a `draft` model may draft up to the given number of tokens per call.
     pub fn start(
         model: Arc<LoadedModel>,
         tokenizer: Arc<Tokenizer>,
@@ -142,10 +141,10 @@ impl Scheduler {
         Scheduler { shared, limits, thread: Mutex::new(Some(thread)) }
     }
 
-    /// Puts the texts of a request into the queue, all or none.
+    /// Queues the texts of a request, all or none.
     ///
     /// # Errors
-    /// When there isn't room for them, now or ever, or the engine stops.
+    /// If there is no room for them, or the scheduler is stopping.
     pub fn submit(&self, jobs: Vec<Job>) -> Result<Vec<Receiver<Event>>, ServeError> {
         let most = self.limits.parallel + self.limits.queue;
         if jobs.len() > most {
@@ -166,7 +165,7 @@ impl Scheduler {
         let since = Instant::now();
         let mut receivers = Vec::with_capacity(jobs.len());
         for job in jobs {
-            let (events, receiver) = channel(EVENTS);
+            let (events, receiver) = channel(EVENT_CAPACITY);
             state.queue.push_back(Waiting { job, events, since, group });
             receivers.push(receiver);
         }
@@ -174,19 +173,19 @@ impl Scheduler {
         Ok(receivers)
     }
 
-    /// Texts that wait, and texts being written.
+    /// Returns the numbers of waiting and of running texts.
     pub fn load(&self) -> (usize, usize) {
         let state = self.shared.lock();
         (state.queue.len(), state.active)
     }
 
-    /// Takes no new texts. Those that are here are finished.
+    /// Refuses new texts; present ones are finished.
     pub fn close(&self) {
         self.shared.lock().closed = true;
         self.shared.changed.notify_one();
     }
 
-    /// Ends the thread after its current call, whatever is unfinished.
+    /// Ends the thread after its current call.
     pub fn stop(&self) {
         {
             let mut state = self.shared.lock();
@@ -195,7 +194,7 @@ impl Scheduler {
         self.shared.changed.notify_one();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
-            // its panics were caught, text by text
+            // panics were caught per text
             let _ = thread.join();
         }
     }
@@ -207,36 +206,36 @@ impl Drop for Scheduler {
     }
 }
 
-/// What the thread has.
+/// State of the thread.
 struct Worker {
     shared: Arc<Shared>,
     cache: PrefixCache,
     tokenizer: Arc<Tokenizer>,
     limits: ServeLimits,
     metrics: Arc<Metrics>,
-    /// A smaller model that drafts, and most tokens of a draft.
+    /// Draft model and its maximum number of tokens per draft.
     draft: Option<(Arc<LoadedModel>, usize)>,
     active: Vec<Active>,
 }
 
-/// A text being written.
+/// Running text.
 struct Active {
     text: TextGeneration,
     events: Sender<Event>,
     since: Instant,
     begun: Instant,
     group: u64,
-    /// Since when the client hasn't read, and the room for events then.
+    /// Begin of the pause and the channel's capacity then, while the client doesn't read.
     paused: Option<(Instant, usize)>,
 }
 
-/// What a turn led to.
+/// Result of a turn.
 enum Turn {
-    /// It goes on.
+    /// The text continues.
     More,
     /// The client reads too slowly; nothing was done.
     Blocked,
-    /// It is finished.
+    /// The text has ended.
     Over,
 }
 
@@ -260,14 +259,14 @@ impl Worker {
                         let text = self.active.remove(i);
                         self.cache.put(text.text.into_generation().into_session());
                     }
-                    // what the session holds then is uncertain: it goes
+                    // the session's contents are uncertain, so it is dropped
                     Ok(Err(error)) => self.active.remove(i).fail(error),
                     Err(_) => self.active.remove(i).fail(ServeError::panicked()),
                 }
             }
             self.count(&mut self.shared.lock());
             if !worked && !self.active.is_empty() {
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(STALL_SLEEP);
             }
         }
         for text in self.active.drain(..) {
@@ -278,14 +277,13 @@ impl Worker {
         }
     }
 
-    /// Makes the next calls of all texts, which share the model's weights. Each takes its turn then, and finds what was
-    /// computed.
+    /// Makes the next calls of all texts in a batch; the following turns use the results.
     fn compute_together(&mut self) {
         let limits = self.limits;
         let sharing = self.active.iter_mut().filter(|text| text.shares_calls(&limits));
         let generations = sharing.map(|text| text.text.generation_mut());
         if catch_unwind(AssertUnwindSafe(|| Generation::compute_together(generations))).is_err() {
-            // which of them it was, nobody knows
+            // it is unknown which text panicked
             let all = std::mem::take(&mut self.active).into_iter();
             let (lost, rest): (Vec<Active>, Vec<Active>) = all.partition(|text| text.shares_calls(&limits));
             self.active = rest;
@@ -293,13 +291,13 @@ impl Worker {
         }
     }
 
-    /// Fills free places from the queue, and waits where there is nothing to do. Gives false at the end.
+    /// Fills free places from the queue and waits while there is nothing to do; returns false at the end.
     fn admit(&mut self) -> bool {
         loop {
             let next = {
                 let mut state = self.shared.lock();
                 loop {
-                    self.forget_abandoned(&mut state);
+                    self.drop_abandoned(&mut state);
                     if state.stopped || (state.closed && state.queue.is_empty() && self.active.is_empty()) {
                         return false;
                     }
@@ -326,21 +324,21 @@ impl Worker {
         }
     }
 
-    /// Tells how many texts are being written.
+    /// Publishes the number of running texts.
     fn count(&self, state: &mut State) {
         (state.active, state.places) = (self.active.len(), self.places());
     }
 
-    /// Texts that take a place.
+    /// Returns the number of occupied places.
     fn places(&self) -> usize {
-        self.active.iter().filter(|text| !text.gives_way()).count()
+        self.active.iter().filter(|text| !text.is_stalled()).count()
     }
 
-    /// Ends the texts that are paused longest until fewer are paused than there are places: each has the memory of a
-    /// context, and another one is about to begin.
+    /// Ends the longest paused texts until fewer are paused than there are places, because each has the memory of a
+    /// context and another text is about to begin.
     fn drop_longest_paused(&mut self) {
         loop {
-            let paused = self.active.iter().enumerate().filter(|(_, text)| text.gives_way());
+            let paused = self.active.iter().enumerate().filter(|(_, text)| text.is_stalled());
             let paused: Vec<_> =
                 paused.filter_map(|(index, text)| text.paused.map(|(since, _)| (since, index))).collect();
             let Some((_, longest)) = paused.iter().min().filter(|_| paused.len() >= self.limits.parallel) else {
@@ -351,8 +349,8 @@ impl Worker {
         }
     }
 
-    /// Takes texts out of the queue that nobody waits for, or whose time is up.
-    fn forget_abandoned(&self, state: &mut State) {
+    /// Removes abandoned and expired texts from the queue.
+    fn drop_abandoned(&self, state: &mut State) {
         let timeout = self.limits.timeout;
         state.queue.retain(|waiting| {
             let late = waiting.since.elapsed() > timeout;
@@ -367,8 +365,8 @@ impl Worker {
         });
     }
 
-    /// The text whose turn it is to begin: of the request with the fewest texts being written, the first. Texts of one
-    /// request have the same prompt: while the first computes it, the others wait, to take it over.
+    /// Returns the next text to begin: the first of the request with the fewest running texts. Further texts of a
+    /// request wait until its first has computed the common prompt.
     fn next(&self, queue: &VecDeque<Waiting>) -> Option<usize> {
         let of_group = |group: u64| self.active.iter().filter(move |text| text.group == group);
         let ready = |waiting: &Waiting| of_group(waiting.group).all(|text| text.text.generation().has_begun());
@@ -390,7 +388,7 @@ impl Worker {
             }
             None => self.cache.take(&job.request.prompt, length)?,
         };
-        let mut generation = session.generate(job.request)?.with_constraint(job.constraint).with_prompt_chunk(TURN);
+        let mut generation = session.generate(job.request)?.with_constraint(job.constraint).with_prompt_chunk(PROMPT_CHUNK);
         if let Some((draft, tokens)) = &self.draft {
             generation = generation.with_draft(draft, *tokens)?;
         }
@@ -401,13 +399,13 @@ impl Worker {
 }
 
 impl Active {
-    /// Whether its next call is made with those of others: its client is there and reads, and its time isn't up.
+    /// Returns whether its next call can be batched: its client is connected and reads, and time is left.
     fn shares_calls(&self, limits: &ServeLimits) -> bool {
         let wanted = !self.events.is_closed() && self.since.elapsed() <= limits.timeout;
-        wanted && self.events.capacity() >= EVENTS / 2 && self.text.generation().is_unfinished()
+        wanted && self.events.capacity() >= EVENT_CAPACITY / 2 && self.text.generation().is_unfinished()
     }
 
-    /// One call of the model, at most.
+    /// Makes at most one call of the model.
     fn turn(&mut self, limits: &ServeLimits, metrics: &Metrics) -> Result<Turn, ServeError> {
         if self.events.is_closed() {
             metrics.cancelled();
@@ -419,7 +417,7 @@ impl Active {
             return Ok(Turn::Over);
         }
         let room = self.events.capacity();
-        if room < EVENTS / 2 {
+        if room < EVENT_CAPACITY / 2 {
             // a client that reads anything makes progress
             if self.paused.is_none_or(|(_, before)| room > before) {
                 self.paused = Some((Instant::now(), room));
@@ -440,12 +438,12 @@ impl Active {
         Ok(Turn::Over)
     }
 
-    /// Whether its client hasn't read for so long that its place goes to others.
-    fn gives_way(&self) -> bool {
-        self.paused.is_some_and(|(since, _)| since.elapsed() > GIVES_WAY)
+    /// Returns whether its client hasn't read for so long that its place is free for others.
+    fn is_stalled(&self) -> bool {
+        self.paused.is_some_and(|(since, _)| since.elapsed() > STALL_TIMEOUT)
     }
 
-    /// Tells the client that the text is finished.
+    /// Sends the end of the text.
     fn end(&mut self, metrics: &Metrics) {
         let generation = self.text.generation().output();
         let prompt_tokens = self.text.generation().request().prompt.len();
@@ -460,7 +458,7 @@ impl Active {
     }
 }
 
-/// There is room: a turn begins only then. That the client went away is seen at the next turn.
+/// Sends an event. The channel has room, because turns begin only then; a closed channel is detected at the next turn.
 fn send(events: &Sender<Event>, event: Event) {
     let sent = events.try_send(event);
     debug_assert!(!matches!(sent, Err(TrySendError::Full(_))), "a turn gives few events");
@@ -472,7 +470,7 @@ mod tests {
 
     use super::*;
     use crate::service::whole;
-    use anec_runtime::fake::{self, FakeOptions, Mishap};
+    use anec_runtime::fake::{self, FakeOptions, FakeFailure};
 
     const LIMITS: ServeLimits = ServeLimits { parallel: 2, queue: 8, kept: 2, timeout: Duration::from_secs(60) };
 
@@ -488,7 +486,7 @@ mod tests {
         Job { request, constraint: None, stops: Vec::new(), shown: Vec::new() }
     }
 
-    /// Waits until so many texts wait, and so many are written: that a text has ended is told before its place is free.
+    /// Waits for these numbers of waiting and running texts, because a place is freed after the end is sent.
     fn settles(engine: &Scheduler, load: (usize, usize)) {
         for _ in 0..1000 {
             if engine.load() == load {
@@ -499,7 +497,7 @@ mod tests {
         panic!("{:?} wait and run, expected {load:?}", engine.load());
     }
 
-    /// Writes one text to its end.
+    /// Generates one text to its end.
     fn write(engine: &Scheduler, prompt: &[u32], max_tokens: usize) -> Result<Vec<u32>, ServeError> {
         let mut receivers = engine.submit(vec![job(prompt, max_tokens)])?;
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -509,11 +507,11 @@ mod tests {
     #[test]
     fn a_backend_that_fails_or_panics_costs_one_text() {
         let expected = write(&engine(&FakeOptions::default(), LIMITS).0, &[3, 1, 4], 5).unwrap();
-        for mishap in [Mishap::Error, Mishap::Panic, Mishap::Short] {
-            let (engine, _) = engine(&FakeOptions { script: vec![(6, mishap)], ..FakeOptions::default() }, LIMITS);
+        for failure in [FakeFailure::Error, FakeFailure::Panic, FakeFailure::Short] {
+            let (engine, _) = engine(&FakeOptions { script: vec![(6, failure)], ..FakeOptions::default() }, LIMITS);
             let error = write(&engine, &[3, 1, 4], 5).unwrap_err();
-            assert!(matches!(error, ServeError::Model { .. }), "{mishap:?}: {error}");
-            assert_eq!(write(&engine, &[3, 1, 4], 5).unwrap(), expected, "the next text is right: {mishap:?}");
+            assert!(matches!(error, ServeError::Model { .. }), "{failure:?}: {error}");
+            assert_eq!(write(&engine, &[3, 1, 4], 5).unwrap(), expected, "the next text is right: {failure:?}");
             settles(&engine, (0, 0));
         }
     }
@@ -526,9 +524,9 @@ mod tests {
         for _ in 0..5 {
             assert_eq!(write(&engine, &[1, 2], 100).unwrap().len(), 100);
         }
-        // the unread one waits for its reader
+        // the unread text waits for its reader
         settles(&engine, (0, 1));
-        assert!(unread[0].len() < EVENTS, "what waits has an end: {}", unread[0].len());
+        assert!(unread[0].len() < EVENT_CAPACITY, "what waits has an end: {}", unread[0].len());
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         assert_eq!(runtime.block_on(whole(unread.remove(0))).unwrap().ending.generation.ids.len(), 900);
     }
@@ -537,13 +535,13 @@ mod tests {
     fn clients_that_dont_read_give_their_places_away() {
         let form = FakeOptions { contexts: vec![1000], ..FakeOptions::default() };
         let (engine, metrics) = engine(&form, LIMITS);
-        // twice as many as there are places, and then some
+        // more than twice the number of places
         let mut unread = engine.submit((0..6).map(|_| job(&[3, 1], 900)).collect()).unwrap();
         for _ in 0..3 {
             assert_eq!(write(&engine, &[1, 2], 100).unwrap().len(), 100);
         }
         assert!(engine.load().1 <= 2 * LIMITS.parallel, "memory has an end: {:?}", engine.load());
-        // those that were paused longest were ended, the last ones still wait for their readers
+        // the longest paused texts were ended, the last ones still wait for their readers
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let last = runtime.block_on(whole(unread.pop().unwrap()));
         assert_eq!(last.unwrap().ending.generation.ids.len(), 900);
@@ -558,7 +556,7 @@ mod tests {
         let (engine, metrics) = engine(&form, LIMITS);
         let mut many = engine.submit((0..6).map(|_| job(&[5, 1, 2], 40)).collect()).unwrap();
         let mut short = engine.submit(vec![job(&[1, 2], 5)]).unwrap().remove(0);
-        // the six get on only as far as they are read, however fast the engine is
+        // the six advance only as they are read, however fast the engine is
         let mut turns = (0..6).cycle();
         loop {
             match short.try_recv() {
@@ -579,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stops_says_so() {
+    fn a_stopping_scheduler_refuses_texts() {
         let (engine, _) = engine(&FakeOptions::default(), ServeLimits { queue: 0, ..LIMITS });
         let submit = |texts: usize| engine.submit((0..texts).map(|_| job(&[1], 900)).collect());
         let never = submit(3).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! Errors of requests, with the codes that clients know.
+//! Errors of requests, with OpenAI's codes.
 
 use std::path::PathBuf;
 
@@ -10,167 +10,167 @@ use serde_json::{Value, json};
 use anec_base::{Diagnostic, Error, Fault};
 use anec_runtime::RuntimeError;
 
-/// Why a request isn't answered.
+/// Error of a request.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// The request is wrong.
+    /// Invalid request.
     #[error("{problem}")]
     Invalid {
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
-        /// The field that it is about.
+        /// Field with the problem.
         field: Option<&'static str>,
     },
-    /// The text doesn't fit into the model's context.
+    /// Prompt and answer that exceed the context.
     #[error(
         "this model's context has {context} tokens, but the request needs {tokens}: {prompt} of the prompt and {more} to \
          generate; shorten the prompt or lower max_tokens"
     )]
     ContextLength {
-        /// Tokens that fit.
+        /// Size of the context in tokens.
         context: u64,
-        /// Tokens that were asked for.
+        /// Number of requested tokens.
         tokens: u64,
-        /// Of them, tokens of the prompt.
+        /// Number of prompt tokens.
         prompt: u64,
-        /// And tokens to generate.
+        /// Number of tokens to generate.
         more: u64,
-        /// The field that has the prompt.
+        /// Field that contains the prompt.
         field: &'static str,
     },
-    /// The prompt is too long, however it is tokenized.
+    /// Prompt that exceeds the context however it is tokenized.
     #[error(
         "this model's context has {context} tokens, and the prompt has {bytes} bytes, more than so many tokens can stand \
          for; shorten the prompt"
     )]
     PromptBytes {
-        /// Tokens that fit.
+        /// Size of the context in tokens.
         context: u64,
-        /// Bytes of the prompt.
+        /// Size of the prompt in bytes.
         bytes: usize,
-        /// The field that has the prompt.
+        /// Field that contains the prompt.
         field: &'static str,
     },
-    /// A text that is looked at in one go is too long.
+    /// Text that exceeds the maximum of a model that reads it whole.
     #[error("this model takes texts of up to {context} tokens, but one has {tokens}; divide it")]
     TextLength {
-        /// Tokens that fit.
+        /// Maximum number of tokens.
         context: u64,
-        /// Tokens of the text.
+        /// Number of tokens of the text.
         tokens: u64,
-        /// The field that has it.
+        /// Field that contains the text.
         field: &'static str,
     },
-    /// A web page that isn't allowed to use the server.
+    /// Request of a web page whose origin isn't allowed.
     #[error("pages of `{origin}` may not use this server; --cors allows them")]
     ForeignOrigin {
-        /// Where the page is from.
+        /// Origin of the page.
         origin: String,
     },
-    /// The server listens on this machine only, and was reached under a name that others can give it.
+    /// Request under a host name that isn't this machine's, while the server listens on this machine only.
     #[error("this server answers under the names of this machine alone, not as `{host}`")]
     ForeignHost {
-        /// The name.
+        /// Host name of the request.
         host: String,
     },
-    /// The body is no JSON.
+    /// Body that isn't JSON.
     #[error("the body has to be JSON, with `Content-Type: application/json`; it is `{kind}`")]
     ContentType {
-        /// What it is.
+        /// Content type of the body.
         kind: String,
     },
-    /// The client doesn't read its answer.
+    /// Answer that the client doesn't read.
     #[error("the answer wasn't read in time, and others wait")]
     Unread,
-    /// No key, or a wrong one.
+    /// Missing or wrong API key.
     #[error("this server wants an API key: send it as `Authorization: Bearer KEY`")]
     Unauthorized,
-    /// There is no such model.
+    /// Unknown model.
     #[error("there is no model `{name}` here; this server has `{own}`")]
     NoModel {
-        /// The name that was asked for.
+        /// Requested name.
         name: String,
-        /// The name of the model that is here.
+        /// Name of the served model.
         own: String,
     },
-    /// There is no such path.
+    /// Unknown path.
     #[error("there is nothing at `{path}`")]
     NoRoute {
-        /// The path.
+        /// Path of the request.
         path: String,
     },
-    /// The path doesn't take this method.
+    /// Method that the path doesn't take.
     #[error("`{path}` doesn't take {method}")]
     Method {
-        /// The path.
+        /// Path of the request.
         path: String,
-        /// The method.
+        /// Method of the request.
         method: String,
     },
-    /// The body didn't arrive in time.
+    /// Body that didn't arrive in time.
     #[error("the request didn't arrive within {seconds} seconds")]
     Slow {
-        /// How long was waited.
+        /// Time limit in seconds.
         seconds: u64,
     },
-    /// The body is too large.
+    /// Body that is too large.
     #[error("the request is larger than the {limit} bytes that this server takes")]
     TooLarge {
-        /// Most bytes.
+        /// Maximum size in bytes.
         limit: usize,
     },
-    /// The queue is full.
+    /// Full queue.
     #[error("the server is busy: {waiting} requests wait already; try again later")]
     Busy {
-        /// Requests that wait.
+        /// Number of waiting requests.
         waiting: usize,
     },
-    /// The server is about to end.
+    /// Server that is stopping.
     #[error("the server is shutting down")]
     Stopping,
-    /// The answer took too long.
+    /// Answer that took too long.
     #[error("the answer wasn't finished within {seconds} seconds")]
     Timeout {
-        /// How long was waited.
+        /// Time limit in seconds.
         seconds: u64,
     },
-    /// The address can't be listened on.
+    /// Address that can't be listened on.
     #[error("can't listen on {address}: {error}")]
     Listen {
         /// Host and port.
         address: String,
-        /// What the system said.
+        /// Error of the system.
         error: std::io::Error,
     },
-    /// The Unix socket can't be listened on.
+    /// Unix socket that can't be listened on.
     #[error("can't listen on {}: {error}", path.display())]
     Socket {
-        /// Its path.
+        /// Path of the socket.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         error: std::io::Error,
     },
-    /// The model failed.
+    /// Failure of the model.
     #[error("the model failed: {problem}")]
     Model {
-        /// What it says.
+        /// Description of the failure.
         problem: String,
     },
 }
 
 impl ServeError {
-    /// A [`ServeError::Invalid`] about a field.
+    /// Returns a [`ServeError::Invalid`] about a field.
     pub fn field(field: &'static str, problem: impl Into<String>) -> Self {
         ServeError::Invalid { problem: problem.into(), field: Some(field) }
     }
 
-    /// A [`ServeError::Model`] for code that panicked; what it said is in the log.
+    /// Returns a [`ServeError::Model`] for a panic; its message is in the log.
     pub fn panicked() -> Self {
         ServeError::Model { problem: "it panicked; see the log".into() }
     }
 
-    /// The HTTP status.
+    /// Returns the HTTP status.
     pub fn status(&self) -> StatusCode {
         match self {
             ServeError::Invalid { .. }
@@ -193,7 +193,7 @@ impl ServeError {
         }
     }
 
-    /// The body that clients of OpenAI's API expect.
+    /// Returns the body in the form of OpenAI's API.
     pub fn body(&self) -> Value {
         let (kind, code) = match self {
             ServeError::Invalid { .. } => ("invalid_request_error", None),
@@ -244,7 +244,7 @@ impl IntoResponse for ServeError {
     }
 }
 
-/// What the runtime says of a request: its own mistakes are the client's, the rest is ours.
+/// Maps errors of the runtime: usage errors are the client's, others the server's.
 impl From<RuntimeError> for ServeError {
     fn from(error: RuntimeError) -> Self {
         match error {

@@ -1,14 +1,14 @@
-//! Names of the fields that a type is read from, as its `Deserialize` knows them.
+//! Names of the fields of a deserialized type, as its `Deserialize` knows them.
 
 use serde::Deserialize;
 use serde::de::value::Error;
 use serde::de::{Deserializer, Error as _, Visitor};
 use serde::forward_to_deserialize_any;
 
-/// The fields of a struct without flattened ones, aliases included.
+/// Returns the fields of a struct without flattened ones, including aliases.
 pub(super) fn names<'de, T: Deserialize<'de>>() -> &'static [&'static str] {
     let mut names: &'static [&'static str] = &[];
-    // it reads nothing: asked for a struct, it takes down the names and gives up
+    // the deserializer only records the names and fails
     drop(T::deserialize(Names(&mut names)));
     names
 }

@@ -1,4 +1,4 @@
-//! HTTP: connections, routes, limits.
+//! HTTP server: connections, routes, limits.
 
 use std::error::Error;
 use std::future::Future;
@@ -31,27 +31,27 @@ use super::clients::ClientAddresses;
 use super::embeddings;
 use super::error::ServeError;
 use super::loading::LoadingStage;
-use super::openai::{self, Head, Kind, Likelihoods};
+use super::openai::{self, Head, Kind, LogprobWriter};
 use super::origin::{allowed_origin, local_name};
 use super::service::{Service, Times, whole};
 use super::stream::parts;
 use super::tools::divide;
 
-/// How a server treats its clients.
+/// Options of the HTTP server.
 #[derive(Clone, Debug)]
 pub struct HttpOptions {
-    /// Key that clients must send; none is needed without.
+    /// API key that clients must send; `None` for no key.
     pub api_key: Option<String>,
-    /// Web pages from these origins may use the server; `*` is all. None without.
+    /// Origins of web pages that may use the server; `*` allows all.
     pub cors: Vec<String>,
-    /// Most bytes of a request's body.
+    /// Maximum size of a request body in bytes.
     pub max_body: usize,
     /// Time in which a request must arrive: its head, and then its body.
     pub read_timeout: Duration,
     /// Time in which a client must take something of what is written to it.
     pub write_timeout: Duration,
-    /// Connections at the same time; further ones wait to be accepted. An address other than this machine's gets half of
-    /// them at most, and is hung up on beyond.
+    /// Maximum number of connections; further ones wait to be accepted. An address other than this machine's gets at
+    /// most half of them.
     pub connections: usize,
     /// Time for unfinished answers when the server is to end.
     pub grace: Duration,
@@ -71,23 +71,22 @@ impl Default for HttpOptions {
     }
 }
 
-/// What handlers share.
+/// State shared by the handlers.
 struct App {
     service: Arc<Service>,
     options: HttpOptions,
-    /// Only this machine can connect.
+    /// Whether only this machine can connect.
     local: bool,
-    /// Requests so far, for names of answers.
+    /// Number of requests so far, for ids of answers.
     count: AtomicU64,
 }
 
-/// Time for telling clients that their answers were cut off.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+/// Time for sending the last error to clients whose answers were cut off.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The chat page.
 const PAGE: &str = include_str!("page.html");
 
-/// Answers requests until `shutdown` is done. Then unfinished answers get some time, and new requests are refused.
+/// Serves requests until `shutdown` completes. Unfinished answers then get some time, and new requests are refused.
 pub async fn serve(
     service: Arc<Service>,
     listener: TcpListener,
@@ -113,11 +112,11 @@ pub async fn serve(
             accepted = accepted => accepted,
         };
         let Ok((stream, address)) = accepted else {
-            // out of file descriptors, or the client is gone already
+            // out of file descriptors, or the client has disconnected
             tokio::time::sleep(Duration::from_millis(20)).await;
             continue;
         };
-        // all of this machine's programs have one address
+        // all programs of this machine have one address
         let client = match address.ip().to_canonical().is_loopback() {
             true => None,
             false => match addresses.connect(address.ip()) {
@@ -125,14 +124,14 @@ pub async fn serve(
                 counted => counted,
             },
         };
-        // parts of a stream are small, and wanted at once
+        // parts of a stream are small and should arrive at once
         let _ = stream.set_nodelay(true);
         let mut stream = TimeoutStream::new(stream);
         stream.set_write_timeout(Some(write_timeout));
         let stream = TokioIo::new(Box::pin(stream));
         let connection = graceful.watch(builder.serve_connection(stream, routes.clone()));
         tokio::spawn(async move {
-            // a client that breaks off is no matter of ours
+            // ignore client disconnects
             let _ = connection.await;
             drop((place, client));
         });
@@ -143,8 +142,8 @@ pub async fn serve(
     let finished = timeout(grace, &mut closed).await.is_ok();
     let _ = tokio::task::spawn_blocking(move || engine.engine().stop()).await;
     if !finished {
-        // unfinished answers have failed now, and their clients are told
-        let _ = timeout(LAST_WORDS, closed).await;
+        // unfinished answers have failed; send their clients the error
+        let _ = timeout(CLOSE_TIMEOUT, closed).await;
     }
 }
 
@@ -177,8 +176,8 @@ fn routes(service: Arc<Service>, options: HttpOptions, local: bool) -> Router {
     routes.layer(from_fn_with_state(app.clone(), same_site)).with_state(app)
 }
 
-/// Refuses what web pages of others send: browsers tell their origin. A page can give its own name the address of this
-/// machine, so where only this machine can connect, only its names count.
+/// Refuses requests of foreign web pages, whose browsers send their origin. Where only this machine can connect, also
+/// refuses foreign host names, which a page can resolve to this machine.
 async fn same_site(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     match app.foreign(request.headers()) {
         Some(error) => error.into_response(),
@@ -196,7 +195,7 @@ fn cors(origins: &[String]) -> CorsLayer {
     layer.allow_origin(AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok())))
 }
 
-/// Lets only those in who have the key.
+/// Checks the API key.
 async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     if let Some(key) = &app.options.api_key {
         let sent = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
@@ -209,7 +208,7 @@ async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     next.run(request).await
 }
 
-/// Compares in a time that doesn't tell where the first difference is.
+/// Compares in constant time.
 fn same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
 }
@@ -222,12 +221,12 @@ async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
 }
 
 async fn page() -> Response {
-    // the page is whole: it loads nothing from elsewhere
+    // the page loads nothing from elsewhere
     let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'";
     ([(header::CONTENT_SECURITY_POLICY, policy)], Html(PAGE)).into_response()
 }
 
-/// 200 once the model is loaded, 503 before: what load balancers ask.
+/// Returns 200 once the model is loaded and 503 before, for load balancers.
 async fn health(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
     let (waiting, active) = app.service.engine().load();
     let stage = app.service.stage();
@@ -300,10 +299,10 @@ async fn answer(app: Arc<App>, kind: Kind, request: Request) -> Result<Response,
         return Ok(Sse::new(parts).keep_alive(KeepAlive::default()).into_response());
     }
     let tokenize = answer.tokenize;
-    // all are read at once: a text that isn't read pauses
+    // all are read at once, because a text that isn't read pauses
     let texts = try_join_all(answer.receivers.into_iter().map(whole)).await?;
     let choices = texts.iter().enumerate().map(|(index, text)| {
-        let likely = Likelihoods::new(app.service.clone(), kind, form.logprobs).of(&text.tokens);
+        let likely = LogprobWriter::new(app.service.clone(), kind, form.logprobs).of(&text.tokens);
         let content = match &answer.calls {
             Some(reader) => divide(reader.clone(), &text.text),
             None => (text.text.clone(), Vec::new()),
@@ -316,7 +315,7 @@ async fn answer(app: Arc<App>, kind: Kind, request: Request) -> Result<Response,
 }
 
 impl App {
-    /// Why a request with these headers isn't served.
+    /// Returns why a request with these headers is refused.
     fn foreign(&self, headers: &HeaderMap) -> Option<ServeError> {
         let text = |name| headers.get(name).map(|value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()));
         let host = text(header::HOST).unwrap_or_default();

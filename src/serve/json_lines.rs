@@ -1,5 +1,5 @@
-//! JSON lines, over stdin or a Unix socket: a request on each line, an answer on each line. The fields are those of the
-//! HTTP API and those of earlier runtimes for the Neural Engine; so is the short form `ID ID …|MAX`.
+//! JSON lines over stdin or a Unix socket: one request per line, one answer per line. Accepts the fields of the HTTP
+//! API and of earlier runtimes for the Neural Engine, and their short form `ID ID …|MAX`.
 
 use std::sync::Arc;
 
@@ -15,10 +15,9 @@ use super::parameters::Parameters;
 use super::service::{RequestPrompt, Service, Submission, Text, TextCollector, Times, next_event, whole};
 use anec_runtime::chat::{Chat, Message};
 
-/// Name of the form of the lines.
+/// Name of the protocol.
 pub const PROTOCOL: &str = "anec-jsonl-v1";
 
-/// A request.
 #[derive(Debug, Deserialize)]
 struct Line {
     #[serde(flatten)]
@@ -27,23 +26,23 @@ struct Line {
     parameters: Parameters,
 }
 
-/// What only lines have.
+/// Fields that only lines have.
 #[derive(Debug, Deserialize)]
 struct LineFields {
-    /// Comes back with the answer.
+    /// Identifier returned with the answer.
     id: Option<Json>,
     messages: Option<Vec<Message>>,
     prompt: Option<String>,
     system: Option<String>,
     #[serde(alias = "prompt_ids", alias = "ids")]
     tokens: Option<Vec<u32>>,
-    /// False: the tokens follow those of the requests before.
+    /// Whether the tokens begin a new text; `false` appends them to the previous one.
     reset: Option<bool>,
-    /// The text also comes in parts, each on a line with `delta`.
+    /// Whether the text is also sent in parts, each on a line with `delta`.
     stream: Option<bool>,
 }
 
-/// The line that says that requests can come.
+/// Returns the line that announces readiness.
 pub fn ready(transport: &str, path: Option<&std::path::Path>) -> String {
     let request = [names::<LineFields>(), names::<Parameters>()].concat();
     let fields = json!({
@@ -57,10 +56,10 @@ pub fn ready(transport: &str, path: Option<&std::path::Path>) -> String {
     format!("READY {about}\n")
 }
 
-/// Answers requests until there are no more. `limit` is the most bytes of a line.
+/// Answers requests to the end of the input. `limit` is the maximum number of bytes per line.
 ///
 /// # Errors
-/// When an answer can't be written.
+/// If an answer can't be written.
 pub async fn serve(
     service: Arc<Service>,
     reader: impl AsyncBufRead + Unpin,
@@ -68,7 +67,7 @@ pub async fn serve(
     limit: usize,
 ) -> std::io::Result<()> {
     let mut reader = reader;
-    // tokens of the requests before, for those that continue them
+    // tokens of earlier requests, for requests that continue them
     let mut history: Vec<u32> = Vec::new();
     loop {
         let mut line = Vec::new();
@@ -79,7 +78,7 @@ pub async fn serve(
         if line.len() > limit {
             let error = ServeError::TooLarge { limit };
             writer.write_all(failed(None, &error).as_bytes()).await?;
-            // what follows can't be told from the rest of this line
+            // the rest of this line can't be told from the next one
             return writer.flush().await;
         }
         if !line.iter().all(u8::is_ascii_whitespace) {
@@ -93,7 +92,7 @@ pub async fn serve(
     }
 }
 
-/// `ID ID …|MAX`
+/// Parses the short form `ID ID …|MAX`.
 fn short_form(line: &[u8]) -> Option<(Vec<u32>, u64)> {
     let line = std::str::from_utf8(line).ok()?;
     let (ids, most) = line.trim().split_once('|').unwrap_or((line.trim(), "50"));

@@ -1,4 +1,4 @@
-//! Answers requests with a model, many at a time: over HTTP as OpenAI's API has it, and as JSON lines.
+//! Server of a model: OpenAI's HTTP API and JSON lines, with many requests at a time.
 //!
 //! ```
 //! use anec_serve::Parameters;
@@ -11,20 +11,20 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`engine`] | the thread that computes: a bounded queue, texts taking turns |
-//! | [`service`] | from what a client asks to tokens, and the checks before any work |
-//! | [`loading`] | loading the model while the server already answers |
-//! | [`parameters`] | what clients can ask for, under the names that they know |
+//! | [`engine`] | scheduler thread: bounded queue, texts taking turns |
+//! | [`service`] | request validation, from request to tokens |
+//! | [`loading`] | background loading while the server already answers |
+//! | [`parameters`] | sampling parameters of requests |
 //! | [`http`] | connections, routes, limits |
-//! | `clients` | how many connections an address holds |
-//! | `origin` | hosts and origins that requests may name |
-//! | [`embeddings`] | vectors of texts, and rankings of documents |
-//! | [`openai`] | bodies of requests and answers |
-//! | [`stream`] | answers in parts |
-//! | [`tools`] | functions that a request offers, and their calls |
+//! | `clients` | connections per address |
+//! | `origin` | allowed hosts and origins |
+//! | [`embeddings`] | embeddings and reranking |
+//! | [`openai`] | request and answer bodies |
+//! | [`stream`] | streamed answers |
+//! | [`tools`] | offered functions and their calls |
 //! | [`json_lines`] | JSON lines over stdin or a Unix socket |
-//! | `fields` | names of the fields of a request |
-//! | [`metrics`] | numbers for Prometheus |
+//! | `fields` | field names of a request |
+//! | [`metrics`] | Prometheus metrics |
 
 #![forbid(unsafe_code)]
 

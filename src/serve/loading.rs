@@ -1,4 +1,4 @@
-//! Loading a model in the background: the server answers meanwhile, and says that it isn't ready.
+//! Background loading of a model; the server answers meanwhile that it isn't ready.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -6,26 +6,26 @@ use serde_json::{Value as Json, json};
 
 use anec_runtime::LoadedModel;
 
-/// How far a model is loaded.
+/// Loading stage of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoadingStage {
-    /// So many of its functions are.
+    /// Some functions are loaded.
     Loading {
-        /// Functions that are loaded.
+        /// Number of loaded functions.
         done: usize,
-        /// Those that a text begins with, as far as there is room for them.
+        /// Number of functions that a text begins with, as far as memory allows.
         of: usize,
     },
-    /// All that a text begins with.
+    /// All functions that a text begins with are loaded.
     Ready,
     /// A function can't be loaded; requests that need it will fail.
     Failed {
-        /// Why.
+        /// Reason of the failure.
         problem: String,
     },
 }
 
-/// A model on its way into memory.
+/// Model that is being loaded.
 #[derive(Clone)]
 pub struct Loading(Arc<Mutex<LoadingStage>>);
 
@@ -48,7 +48,7 @@ impl Loading {
         loading
     }
 
-    /// How far it is.
+    /// Returns the current stage.
     pub fn stage(&self) -> LoadingStage {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -59,7 +59,7 @@ impl Loading {
 }
 
 impl LoadingStage {
-    /// What `/health` says of it: a word under `status`, and details.
+    /// Returns the stage for `/health`: a word under `status`, and details.
     pub fn health(&self) -> Json {
         match self {
             LoadingStage::Loading { done, of } => json!({"status": "loading", "loaded": done, "functions": of}),
@@ -72,7 +72,7 @@ impl LoadingStage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anec_runtime::fake::{self, FakeOptions, Mishap};
+    use anec_runtime::fake::{self, FakeOptions, FakeFailure};
 
     fn loaded(form: &FakeOptions) -> (LoadingStage, Vec<String>) {
         let (model, calls) = fake::model(form);
@@ -85,16 +85,16 @@ mod tests {
     }
 
     #[test]
-    fn what_a_text_begins_with_is_loaded_in_its_order() {
+    fn functions_are_loaded_in_the_order_of_a_text() {
         let (stage, calls) = loaded(&FakeOptions { contexts: vec![8, 16], ..FakeOptions::default() });
         assert_eq!(stage, LoadingStage::Ready);
-        // the longer context's functions are loaded when a text has become so long
+        // functions of the longer context are loaded when a text needs them
         assert_eq!(calls, ["layers_0_2_of_8", "layers_2_3_of_8", "head_0_5", "head_5_8"]);
     }
 
     #[test]
-    fn what_cant_be_loaded_is_said() {
-        let (stage, _) = loaded(&FakeOptions { script: vec![(1, Mishap::Error)], ..FakeOptions::default() });
+    fn a_failed_load_is_reported() {
+        let (stage, _) = loaded(&FakeOptions { script: vec![(1, FakeFailure::Error)], ..FakeOptions::default() });
         assert_eq!(stage.health(), json!({"status": "failed", "problem": "backend double: the device is busy"}));
     }
 }

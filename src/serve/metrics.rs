@@ -1,4 +1,4 @@
-//! Numbers for Prometheus, in its text format.
+//! Prometheus metrics in the text format.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,24 +8,24 @@ use std::time::{Duration, Instant};
 
 use anec_runtime::GenerationOutput;
 
-/// Upper ends of the histograms' buckets, in seconds.
+/// Upper bounds of the histograms' buckets in seconds.
 const BUCKETS: [f64; 12] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0];
 
-/// What a server has done so far.
+/// Counters of a server.
 #[derive(Debug)]
 pub struct Metrics {
     start: Instant,
     /// Requests by route and status.
     requests: Mutex<BTreeMap<(String, u16), u64>>,
-    /// Tokens of prompts.
+    /// Number of prompt tokens.
     prompt_tokens: AtomicU64,
-    /// Of them, tokens that needn't be computed again.
+    /// Number of prompt tokens that were cached.
     cached_tokens: AtomicU64,
-    /// Tokens of answers.
+    /// Number of generated tokens.
     generated_tokens: AtomicU64,
     drafted_tokens: AtomicU64,
     accepted_tokens: AtomicU64,
-    /// Texts whose client went away, or whose time was up.
+    /// Number of texts whose client disconnected or whose time ran out.
     cancelled: AtomicU64,
     first_token: Histogram,
     duration: Histogram,
@@ -86,7 +86,7 @@ impl Metrics {
         *requests.entry((route.to_owned(), status)).or_default() += 1;
     }
 
-    /// Counts a text that was finished, after it had waited.
+    /// Counts a finished text with its time in the queue.
     pub fn text(&self, prompt: usize, generation: &GenerationOutput, queued: Duration) {
         let add = |counter: &AtomicU64, count: usize| counter.fetch_add(count as u64, Ordering::Relaxed);
         add(&self.prompt_tokens, prompt);
@@ -104,12 +104,12 @@ impl Metrics {
         self.cancelled.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Time since the server began.
+    /// Returns the time since the start.
     pub fn uptime(&self) -> Duration {
         self.start.elapsed()
     }
 
-    /// All numbers. `waiting` and `active` texts are the engine's.
+    /// Returns all metrics. `waiting` and `active` are the scheduler's numbers of texts.
     pub fn render(&self, waiting: usize, active: usize) -> String {
         let mut out = String::new();
         let mut one = |name: &str, kind: &str, help: &str, value: f64| {

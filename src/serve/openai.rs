@@ -1,4 +1,4 @@
-//! Bodies of requests and answers as OpenAI's API has them.
+//! Request and answer bodies of OpenAI's API.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::engine::Ending;
 use super::error::ServeError;
-use super::parameters::{MOST_LOGPROBS, Parameters};
+use super::parameters::{MAX_LOGPROBS, Parameters};
 use super::service::{RequestPrompt, Service, Submission, Times};
 use super::tools::{self, Tools};
 use anec_runtime::chat::{Chat, Message};
@@ -15,7 +15,7 @@ use anec_runtime::sampling::within;
 use anec_runtime::tools::ToolCall;
 use anec_runtime::{Finish, GeneratedToken};
 
-/// `POST /v1/chat/completions`
+/// Body of `POST /v1/chat/completions`.
 #[derive(Debug, Deserialize)]
 pub struct ChatRequest {
     model: Option<String>,
@@ -33,14 +33,14 @@ pub struct ChatRequest {
     common: Common,
 }
 
-/// `POST /v1/completions`
+/// Body of `POST /v1/completions`.
 #[derive(Debug, Deserialize)]
 pub struct CompletionRequest {
     model: Option<String>,
     prompt: Json,
-    /// Makes the prompt a user's message after this one.
+    /// System message; makes the prompt a user's message after it.
     system: Option<String>,
-    /// Special tokens that are written out in the prompt count as such.
+    /// Whether special tokens spelled out in the prompt become those tokens.
     special_tokens: Option<bool>,
     logprobs: Option<u64>,
     echo: Option<bool>,
@@ -50,7 +50,7 @@ pub struct CompletionRequest {
     common: Common,
 }
 
-/// What both have.
+/// Fields of both kinds of requests.
 #[derive(Debug, Deserialize)]
 struct Common {
     #[serde(default)]
@@ -66,32 +66,32 @@ struct StreamOptions {
     include_usage: bool,
 }
 
-/// Which of the two kinds of answers.
+/// Kind of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Messages.
+    /// Chat message.
     Chat,
-    /// Texts.
+    /// Plain text.
     Completion,
 }
 
-/// How an answer is written.
+/// Form of an answer.
 #[derive(Clone, Copy, Debug)]
 pub struct AnswerForm {
     /// Kind of the answer.
     pub kind: Kind,
-    /// It comes in parts.
+    /// Whether the answer is streamed.
     pub stream: bool,
-    /// The last part says how many tokens there were.
+    /// Whether the last part contains the token usage.
     pub include_usage: bool,
-    /// Log-probabilities are told.
+    /// Whether log-probabilities are included.
     pub logprobs: bool,
 }
 
-/// Reads a request.
+/// Parses a request.
 ///
 /// # Errors
-/// When it isn't JSON, or something in it is wrong or not supported: what would change the answer isn't passed over.
+/// If it isn't JSON, or a field is wrong or unsupported. Fields that would change the answer are never ignored.
 pub fn read(kind: Kind, body: &[u8], service: &Service) -> Result<(Submission, AnswerForm), ServeError> {
     let invalid = |error: serde_json::Error| ServeError::Invalid { problem: format!("the body: {error}"), field: None };
     let (model, prompt, logprobs, tools, common) = match kind {
@@ -105,7 +105,7 @@ pub fn read(kind: Kind, body: &[u8], service: &Service) -> Result<(Submission, A
         Kind::Completion => {
             let request: CompletionRequest = serde_json::from_slice(body).map_err(invalid)?;
             let logprobs = match request.logprobs {
-                Some(count) => Some(within("logprobs", count, 0, MOST_LOGPROBS)? as usize),
+                Some(count) => Some(within("logprobs", count, 0, MAX_LOGPROBS)? as usize),
                 None => None,
             };
             let model = request.model.clone();
@@ -130,7 +130,7 @@ pub fn read(kind: Kind, body: &[u8], service: &Service) -> Result<(Submission, A
 
 impl ChatRequest {
     fn logprobs(&self) -> Result<Option<usize>, ServeError> {
-        let count = within("top_logprobs", self.top_logprobs.unwrap_or(0), 0, MOST_LOGPROBS)? as usize;
+        let count = within("top_logprobs", self.top_logprobs.unwrap_or(0), 0, MAX_LOGPROBS)? as usize;
         match self.logprobs {
             Some(true) => Ok(Some(count)),
             _ if self.top_logprobs.is_some() => {
@@ -189,20 +189,20 @@ fn text(request: &CompletionRequest) -> Result<RequestPrompt, ServeError> {
     })
 }
 
-/// What all parts of an answer have.
+/// Fields that all parts of an answer share.
 pub struct Head {
     /// Kind of the answer.
     pub kind: Kind,
-    /// Its name.
+    /// Id of the answer.
     pub id: String,
-    /// When it began, in seconds since 1970.
+    /// Start time in seconds since 1970.
     pub created: u64,
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
 }
 
 impl Head {
-    /// A whole answer.
+    /// Returns a whole answer.
     pub fn answer(&self, choices: Vec<Json>, usage: Json, times: &Times) -> Json {
         let object = match self.kind {
             Kind::Chat => "chat.completion",
@@ -214,7 +214,7 @@ impl Head {
         })
     }
 
-    /// A part of an answer.
+    /// Returns a part of an answer.
     pub fn chunk(&self, choices: Vec<Json>) -> Json {
         let object = match self.kind {
             Kind::Chat => "chat.completion.chunk",
@@ -226,7 +226,7 @@ impl Head {
     }
 }
 
-/// A text of a whole answer, with the calls that were in it.
+/// Returns a text of a whole answer with its calls.
 pub fn choice(
     head: &Head,
     index: usize,
@@ -253,17 +253,17 @@ pub fn choice(
     }
 }
 
-/// What a part of an answer adds to a text.
+/// Change of a text in a part of an answer.
 pub enum Delta<'a> {
-    /// More of it.
+    /// More text.
     Text(&'a str),
-    /// A call, the so many-th of the text.
+    /// Function call and its index within the text.
     Call(&'a ToolCall, usize),
-    /// The reason why it ended.
+    /// Reason of the end.
     End(&'static str),
 }
 
-/// A part of a text. The first of a message says who speaks; the last says why it ended.
+/// Returns a part of a text. The first part of a message contains the role, the last the finish reason.
 pub fn delta(head: &Head, index: usize, first: bool, delta: Delta, logprobs: Json) -> Json {
     let mut fields = Map::new();
     if first {
@@ -288,7 +288,7 @@ pub fn delta(head: &Head, index: usize, first: bool, delta: Delta, logprobs: Jso
     }
 }
 
-/// Why a text ended, in the API's words. `called`: it has calls of functions.
+/// Returns the finish reason in OpenAI's terms. `called` tells whether the text has function calls.
 pub fn finish_reason(finish: Finish, called: bool) -> &'static str {
     match finish {
         Finish::Stop | Finish::Repetition | Finish::Interrupted if called => "tool_calls",
@@ -297,7 +297,7 @@ pub fn finish_reason(finish: Finish, called: bool) -> &'static str {
     }
 }
 
-/// How many tokens there were.
+/// Returns the token usage.
 pub fn usage<'a>(prompt_tokens: usize, endings: impl Iterator<Item = &'a Ending>) -> Json {
     let (mut completion, mut cached) = (0, 0);
     for ending in endings {
@@ -312,22 +312,22 @@ pub fn usage<'a>(prompt_tokens: usize, endings: impl Iterator<Item = &'a Ending>
     })
 }
 
-/// Says how likely tokens are, in the form of either kind of answer. For texts it knows how long they are so far.
-pub struct Likelihoods {
+/// Converts log-probabilities to the form of either kind of answer, and counts the text's characters.
+pub struct LogprobWriter {
     service: Arc<Service>,
     kind: Kind,
     wanted: bool,
-    /// Characters of the tokens so far.
+    /// Number of characters of the tokens so far.
     offset: usize,
 }
 
-impl Likelihoods {
-    /// At the beginning of a text; nothing is said unless `wanted`.
+impl LogprobWriter {
+    /// Begins a text; `wanted` enables the output.
     pub fn new(service: Arc<Service>, kind: Kind, wanted: bool) -> Self {
-        Likelihoods { service, kind, wanted, offset: 0 }
+        LogprobWriter { service, kind, wanted, offset: 0 }
     }
 
-    /// Of the next tokens.
+    /// Returns the log-probabilities of the next tokens.
     pub fn of(&mut self, tokens: &[GeneratedToken]) -> Json {
         if !self.wanted {
             return Json::Null;

@@ -1,8 +1,8 @@
-//! Which hosts and origins a request may name.
+//! Hosts and origins that requests may name.
 
 use std::net::IpAddr;
 
-/// Whether a `Host` header, with or without port, names this machine.
+/// Returns whether a `Host` header, with or without port, names this machine.
 pub(super) fn local_name(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
@@ -12,7 +12,7 @@ pub(super) fn local_name(host: &str) -> bool {
     name == "localhost" || name.ends_with(".localhost") || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-/// Whether pages of an `Origin` may use the server at `host`: its own page, and those that are `allowed`.
+/// Returns whether pages of `origin` may use the server at `host`: its own page, and `allowed` ones.
 pub(super) fn allowed_origin(origin: &str, host: &str, allowed: &[String]) -> bool {
     let same = |other: &str| origin.eq_ignore_ascii_case(other);
     same(&format!("http://{host}"))
@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_machine_has_few_names() {
+    fn local_names_are_recognised() {
         for host in
             ["localhost", "LOCALHOST:8000", "localhost.:1", "127.0.0.1:80", "127.1.2.3", "[::1]:8000", "a.localhost"]
         {

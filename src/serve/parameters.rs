@@ -1,5 +1,5 @@
-//! What clients can ask for: OpenAI's fields, those that local servers add to them, and the names that other runtimes for
-//! the Neural Engine have for them.
+//! Generation parameters of requests: OpenAI's fields, extensions of local servers, and names of other runtimes for the
+//! Neural Engine.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -13,12 +13,12 @@ use anec_bundle::Bundle;
 use anec_runtime::sampling::within;
 use anec_runtime::{GenerationRequest, Grammar, Sampling};
 
-/// How a text is chosen, and where it ends.
+/// Sampling, length and form of a text.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Parameters {
     #[serde(default, alias = "max_new", alias = "n_predict")]
     max_tokens: Option<u64>,
-    /// OpenAI's newer name. Clients that know both servers send both names.
+    /// OpenAI's newer name; clients that support several servers send both.
     max_completion_tokens: Option<u64>,
     temperature: Option<f32>,
     top_p: Option<f32>,
@@ -45,23 +45,23 @@ enum Stop {
     Several(Vec<String>),
 }
 
-/// Most texts for one request.
-const MOST_CHOICES: u64 = 64;
-/// Most strings that end a text.
-const MOST_STOPS: usize = 16;
-/// Most alternatives of which the likelihood is told.
-pub(super) const MOST_LOGPROBS: u64 = 20;
+/// Maximum number of texts per request.
+const MAX_CHOICES: u64 = 64;
+/// Maximum number of stop strings.
+const MAX_STOPS: usize = 16;
+/// Maximum number of alternatives with log-probabilities.
+pub(super) const MAX_LOGPROBS: u64 = 20;
 
-/// What holds where a client says nothing: the model's own `generation_config.json`, then OpenAI's defaults.
+/// Defaults for omitted fields: the model's `generation_config.json`, then OpenAI's defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Defaults {
     sampling: Sampling,
-    /// Guesses of one call.
+    /// Number of drafted tokens per call.
     speculation: usize,
 }
 
 impl Defaults {
-    /// Of a bundle.
+    /// Returns the defaults of a bundle.
     pub fn of(bundle: &Bundle, folder: &Path, speculation: usize) -> Self {
         let file = bundle.tokenizer.get("generation_config").map(|file| folder.join(file));
         let config = file.and_then(|file| std::fs::read(file).ok());
@@ -81,48 +81,48 @@ impl Defaults {
 }
 
 impl Parameters {
-    /// Tokens that are asked for at most: of two names the newer one's.
+    /// Returns the requested maximum number of tokens; the newer name takes precedence.
     pub(super) fn most_tokens(&self) -> Option<u64> {
         self.max_completion_tokens.or(self.max_tokens)
     }
 
-    /// The likeliest tokens, up to `max_tokens`.
+    /// Returns parameters for greedy sampling of up to `max_tokens` tokens.
     pub fn greedy(max_tokens: u64) -> Self {
         let (max_tokens, temperature) = (Some(max_tokens), Some(0.0));
         Parameters { max_tokens, temperature, repetition_penalty: Some(1.0), ..Parameters::default() }
     }
 
-    /// Number of texts.
+    /// Returns the number of texts.
     ///
     /// # Errors
-    /// When it is none or too many.
+    /// If it is zero or too large.
     pub fn choices(&self) -> Result<usize, ServeError> {
-        Ok(within("n", self.n.unwrap_or(1), 1, MOST_CHOICES)? as usize)
+        Ok(within("n", self.n.unwrap_or(1), 1, MAX_CHOICES)? as usize)
     }
 
-    /// Strings that end the text.
+    /// Returns the stop strings.
     ///
     /// # Errors
-    /// When they are too many.
+    /// If there are too many.
     pub fn stops(&self) -> Result<Vec<String>, ServeError> {
         let stops = match &self.stop {
             None => Vec::new(),
             Some(Stop::One(stop)) => vec![stop.clone()],
             Some(Stop::Several(stops)) => stops.clone(),
         };
-        if stops.len() > MOST_STOPS {
+        if stops.len() > MAX_STOPS {
             return Err(ServeError::field(
                 "stop",
-                format!("`stop` has {} strings, at most {MOST_STOPS} are taken", stops.len()),
+                format!("`stop` has {} strings, at most {MAX_STOPS} are taken", stops.len()),
             ));
         }
         Ok(stops)
     }
 
-    /// What the text has to be.
+    /// Returns the requested form of the text.
     ///
     /// # Errors
-    /// When `response_format` is of an unknown type.
+    /// If `response_format` has an unknown type.
     pub fn grammar(&self) -> Result<Option<Grammar>, ServeError> {
         let wrong = |problem: String| ServeError::field("response_format", problem);
         let Some(format) = &self.response_format else { return Ok(None) };
@@ -143,11 +143,11 @@ impl Parameters {
         }
     }
 
-    /// The request for the continuation of `prompt`: its first text, of several. `room` tokens fit after the prompt, and
-    /// `ends` end the text.
+    /// Returns the generation request for the first text that continues `prompt`. `room` tokens fit after the prompt,
+    /// and `ends` end the text.
     ///
     /// # Errors
-    /// When a number is out of its range.
+    /// If a number is out of range.
     pub fn request(
         &self,
         prompt: Vec<u32>,
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_isnt_said_is_the_models_own() {
+    fn omitted_fields_use_the_models_defaults() {
         let silent = request(json!({"seed": 7})).unwrap();
         assert_eq!(silent.sampling, Sampling { seed: 7, ..DEFAULTS.sampling });
         assert_eq!((silent.max_tokens, silent.stops, silent.speculation), (50, vec![0], 3));

@@ -1,5 +1,4 @@
-//! From what a client asks to tokens in the engine's queue, and from its events to an answer. Whatever can be refused is
-//! refused here, before any work.
+//! Path of a request: validation before any work, tokens for the scheduler, and the answer from its events.
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -20,61 +19,61 @@ use anec_runtime::chat::{Chat, ChatTemplate};
 use anec_runtime::tools::{CallReader, CallSyntax};
 use anec_runtime::{Constraint, EncodedText, GeneratedToken, Grammar, Grammars, LoadedModel, RuntimeError, Tokenizer};
 
-/// A model that answers.
+/// Served model.
 pub struct Service {
-    /// The name under which clients know it.
+    /// Name under which clients know the model.
     pub name: String,
-    /// What computes it.
+    /// Device that runs the model.
     pub device: String,
-    /// When it began, in seconds since 1970.
+    /// Start time in seconds since 1970.
     pub created: u64,
-    /// What it has done.
+    /// Metrics of the server.
     pub metrics: Arc<Metrics>,
     model: Arc<LoadedModel>,
     tokenizer: Arc<Tokenizer>,
     template: Result<ChatTemplate, RuntimeError>,
-    /// How the model writes calls of functions, if that is known.
+    /// Syntax of the model's function calls, if known.
     syntax: Option<&'static CallSyntax>,
     grammars: OnceLock<Result<Grammars, String>>,
     defaults: Defaults,
     engine: Scheduler,
     loading: Loading,
     limits: ServeLimits,
-    /// Requests that are prepared or wait for it; further ones are refused.
+    /// Requests in preparation or waiting for it; further ones are refused.
     admitted: Semaphore,
-    /// Requests that are prepared at the same time.
+    /// Requests in preparation.
     preparing: Arc<Semaphore>,
 }
 
-/// What a request asks for.
+/// Parsed request.
 pub struct Submission {
-    /// What is continued.
+    /// Prompt to continue.
     pub prompt: RequestPrompt,
-    /// How.
+    /// Generation parameters.
     pub parameters: Parameters,
-    /// Log-probabilities are wanted, with this many alternatives.
+    /// Number of alternatives with log-probabilities; `None` for no log-probabilities.
     pub logprobs: Option<usize>,
     /// Functions that the texts may call.
     pub tools: Option<Tools>,
 }
 
-/// What is to be continued.
+/// Prompt of a request.
 pub enum RequestPrompt {
-    /// A conversation.
+    /// Conversation.
     Chat(Chat),
-    /// A text. With `special`, special tokens that are written out in it count as such.
+    /// Text; `special` allows special tokens spelled out in it.
     Text {
-        /// The text.
+        /// Text of the prompt.
         text: String,
-        /// Whether it is trusted with special tokens.
+        /// Whether special tokens spelled out in the text become those tokens.
         special: bool,
     },
-    /// Tokens.
+    /// Token ids.
     Ids(Vec<u32>),
 }
 
 impl RequestPrompt {
-    /// The field of a request that has it.
+    /// Returns the request's field that contains the prompt.
     fn field(&self) -> &'static str {
         match self {
             RequestPrompt::Chat(_) => "messages",
@@ -83,29 +82,29 @@ impl RequestPrompt {
     }
 }
 
-/// Texts on their way.
+/// Texts in progress.
 pub struct Completion {
-    /// One for each text that was asked for.
+    /// Event channels, one per text.
     pub receivers: Vec<Receiver<Event>>,
-    /// Tokens of the prompt.
+    /// Prompt tokens.
     pub prompt: Vec<u32>,
-    /// Time for turning the prompt into tokens.
+    /// Time spent on tokenizing the prompt.
     pub tokenize: Duration,
-    /// What reads calls out of each text, where functions were offered.
+    /// Parser of function calls, if functions were offered.
     pub calls: Option<CallReader>,
 }
 
-/// A finished text, whole.
+/// Finished text.
 pub struct Text {
-    /// The text.
+    /// Whole text.
     pub text: String,
-    /// Its tokens.
+    /// Tokens of the text.
     pub tokens: Vec<GeneratedToken>,
-    /// How it ended.
+    /// End of the text.
     pub ending: Ending,
 }
 
-/// How long an answer took, under the names that other runtimes for the Neural Engine use.
+/// Timings of an answer, under names used by other runtimes for the Neural Engine.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Times {
     prompt_tokens: usize,
@@ -125,7 +124,7 @@ pub struct Times {
 }
 
 impl Times {
-    /// Of a text, for whose prompt `tokenize` was needed.
+    /// Returns the timings of a text whose prompt took `tokenize` to tokenize.
     pub fn of(ending: &Ending, tokenize: Duration) -> Self {
         let timings = ending.generation.timings;
         let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
@@ -150,10 +149,11 @@ impl Times {
 }
 
 impl Service {
-    /// A service of a model, which is loaded in the background. `speculation` tokens are guessed for each call where a client doesn't say; a `draft` model may guess up to so many more.
+    /// Creates a service and loads its model in the background. `speculation` tokens are drafted per call by default; a
+    /// `draft` model may draft up to its number more.
     ///
     /// # Errors
-    /// When the bundle has no tokenizer.
+    /// If the bundle has no tokenizer.
     pub fn new(
         model: Arc<LoadedModel>,
         name: String,
@@ -185,38 +185,37 @@ impl Service {
         }))
     }
 
-    /// Tokens that fit into a text.
+    /// Returns the size of the context in tokens.
     pub fn context(&self) -> u64 {
         self.model.context()
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn model(&self) -> &Arc<LoadedModel> {
         &self.model
     }
 
-    /// The tokenizer.
+    /// Returns the tokenizer.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
     }
 
-    /// How far the model is loaded. Requests that come before it is are answered when it is.
+    /// Returns the loading stage. Earlier requests are answered once the model is loaded.
     pub fn stage(&self) -> LoadingStage {
         self.loading.stage()
     }
 
-    /// The queue.
+    /// Returns the scheduler.
     pub fn engine(&self) -> &Scheduler {
         &self.engine
     }
 
-    /// Reads a request, checks it and puts its texts into the queue. All of that runs on a thread for blocking work:
-    /// parsing, rendering, tokenizing and compiling grammars take a while, and tokio's threads serve everybody. So many
-    /// requests are prepared at a time as texts are written. A request whose future is dropped isn't prepared further.
+    /// Parses and validates a request and queues its texts. This runs on a blocking thread, because parsing, rendering,
+    /// tokenizing and compiling grammars take time. At most `parallel` requests are prepared at a time. Dropping the
+    /// future stops the preparation.
     ///
     /// # Errors
-    /// When something in the request is wrong, it doesn't fit into the context, the queue is full, or preparing takes
-    /// longer than an answer may.
+    /// If the request is wrong or exceeds the context, the queue is full, or the preparation exceeds the time limit.
     pub async fn ask<T: Send + 'static>(
         self: &Arc<Self>,
         read: impl FnOnce(&Service) -> Result<(Submission, T), ServeError> + Send + 'static,
@@ -228,11 +227,11 @@ impl Service {
         self.compute(prepare).await
     }
 
-    /// Does a request's work on a thread for blocking work, as [`Service::ask`] does; the work can look whether its client is
-    /// still there.
+    /// Runs a request's work on a blocking thread, as [`Service::ask`] does. The work can check whether its client is
+    /// still connected.
     ///
     /// # Errors
-    /// The work's own; when the queue is full, or it takes longer than an answer may.
+    /// Returns the work's error; also if the queue is full or the time limit is exceeded.
     pub async fn compute<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Service, &Weak<()>) -> Result<T, ServeError> + Send + 'static,
@@ -244,7 +243,7 @@ impl Service {
         let prepared = async move {
             let place = service.preparing.clone().acquire_owned().await.map_err(|_| ServeError::Stopping)?;
             let work = tokio::task::spawn_blocking(move || -> Result<T, ServeError> {
-                // work that is given up keeps its place until it ends, so that it can't pile up
+                // abandoned work keeps its place until it ends, so that it can't pile up
                 let _place = place;
                 work(&service, &wanted)
             });
@@ -256,7 +255,7 @@ impl Service {
         answer
     }
 
-    /// Turns a request into texts in the queue, as long as `client` is there.
+    /// Queues the texts of a request while `client` is connected.
     fn submit(&self, submission: Submission, client: &Weak<()>) -> Result<Completion, ServeError> {
         let wanted = || if client.strong_count() > 0 { Ok(()) } else { Err(ServeError::Stopping) };
         let Submission { prompt, parameters, logprobs, tools } = submission;
@@ -301,7 +300,7 @@ impl Service {
         Ok(Completion { receivers, prompt, tokenize, calls })
     }
 
-    /// A text, or a pair of texts, of strangers as tokens for a model that looks at it in one go.
+    /// Tokenizes an untrusted text, or a pair of texts, for a model that reads it whole.
     pub(super) fn whole(
         &self,
         text: &str,
@@ -318,7 +317,7 @@ impl Service {
         Ok(self.tokenizer.encode_whole(text, second, false)?)
     }
 
-    /// Whether the model continues texts, but can't answer conversations.
+    /// Returns whether the model continues texts but can't answer conversations.
     pub(super) fn lacks_template(&self) -> bool {
         self.model.continues_texts().is_ok() && matches!(self.template, Err(RuntimeError::NoChatTemplate { .. }))
     }
@@ -349,7 +348,7 @@ impl Service {
         })
     }
 
-    /// Tokens that can follow a prompt.
+    /// Returns the number of tokens that can follow a prompt.
     fn room(&self, prompt: &[u32], wanted: Option<u64>, field: &'static str) -> Result<u64, ServeError> {
         if prompt.is_empty() {
             return Err(ServeError::field(field, "the prompt has no tokens"));
@@ -384,14 +383,14 @@ impl Service {
         grammars.start(grammar).map_err(|error| problem(error.to_string()))
     }
 
-    /// A token's text and its bytes, which may be a part of a character.
+    /// Returns a token's text and bytes; the bytes may be part of a character.
     pub fn spell(&self, token: u32) -> (String, Vec<u8>) {
         let bytes = self.tokenizer.token_bytes(token);
         (String::from_utf8_lossy(&bytes).into_owned(), bytes)
     }
 }
 
-/// The events of a text, to its end.
+/// Returns the events of a text up to its end.
 pub(super) fn events(receiver: Receiver<Event>) -> impl Stream<Item = Event> + Send {
     stream::unfold(Some(receiver), async |receiver| {
         let mut receiver = receiver?;
@@ -401,7 +400,7 @@ pub(super) fn events(receiver: Receiver<Event>) -> impl Stream<Item = Event> + S
     })
 }
 
-/// Puts a text together from its events.
+/// Collects a text from its events.
 #[derive(Default)]
 pub struct TextCollector {
     text: String,
@@ -409,7 +408,7 @@ pub struct TextCollector {
 }
 
 impl TextCollector {
-    /// Takes the next event; at the end it gives the text, or why there is none.
+    /// Adds an event; returns the text at its end, or its error.
     pub fn push(&mut self, event: Event) -> Option<Result<Text, ServeError>> {
         match event {
             Event::Delta(delta) => {
@@ -426,15 +425,15 @@ impl TextCollector {
     }
 }
 
-/// The next event of a text. One that ends without saying so has failed: the server stops.
+/// Returns the next event of a text. A closed channel means that the server is stopping.
 pub(super) async fn next_event(receiver: &mut Receiver<Event>) -> Event {
     receiver.recv().await.unwrap_or(Event::Failed(ServeError::Stopping))
 }
 
-/// Waits for the whole of a text.
+/// Waits for a whole text.
 ///
 /// # Errors
-/// When it can't be finished.
+/// If it fails.
 pub async fn whole(mut receiver: Receiver<Event>) -> Result<Text, ServeError> {
     let mut collector = TextCollector::default();
     loop {

@@ -1,4 +1,4 @@
-//! An answer in parts, as server-sent events.
+//! Streamed answers as server-sent events.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use futures_util::stream::{self, Stream, StreamExt};
 use serde_json::{Value, json};
 
 use super::engine::{Ending, Event};
-use super::openai::{self, AnswerForm, Delta, Head, Likelihoods};
+use super::openai::{self, AnswerForm, Delta, Head, LogprobWriter};
 use super::service::{Completion, Service, Times, events};
 use anec_runtime::tools::{self, CallReader};
 use anec_runtime::{Finish, TextDelta};
 
-/// The answer in parts. Dropping it drops the receivers, and with them the work.
+/// Returns the parts of an answer. Dropping the stream drops the receivers and cancels the work.
 pub fn parts(
     service: Arc<Service>,
     head: Head,
@@ -27,7 +27,7 @@ pub fn parts(
     let text = |index| Text {
         index,
         first: true,
-        likely: Likelihoods::new(service.clone(), form.kind, form.logprobs),
+        likely: LogprobWriter::new(service.clone(), form.kind, form.logprobs),
         calls: answer.calls.clone(),
         called: 0,
     };
@@ -47,20 +47,20 @@ pub fn parts(
         .flat_map(|parts| stream::iter(parts.into_iter().map(Ok)))
 }
 
-/// A text on its way.
+/// Text in progress.
 struct Text {
     index: usize,
-    /// Nothing was written yet.
+    /// Whether nothing was sent yet.
     first: bool,
-    likely: Likelihoods,
-    /// What reads calls out of it, where functions were offered.
+    likely: LogprobWriter,
+    /// Parser of function calls, if functions were offered.
     calls: Option<CallReader>,
-    /// Calls so far.
+    /// Number of calls so far.
     called: usize,
 }
 
 impl Text {
-    /// What a delta adds, as choices of the API; nothing if there is nothing to say.
+    /// Returns the choices of a delta; empty if it adds nothing.
     fn delta(&mut self, head: &Head, delta: &TextDelta) -> Vec<Value> {
         let mut likely = self.likely.of(&delta.tokens);
         let parts = match &mut self.calls {
@@ -69,14 +69,14 @@ impl Text {
             None => vec![tools::ToolTextPart::Text(delta.text.clone())],
         };
         let mut choices: Vec<Value> = parts.iter().map(|part| self.part(head, part, likely.take())).collect();
-        // the text of a token may wait, but somebody speaks, and its likelihood is known
+        // a token's text may be incomplete while its role and log-probability are known
         if choices.is_empty() && (self.first || (!likely.is_null() && !delta.tokens.is_empty())) {
             choices.push(self.choice(head, Delta::Text(""), likely));
         }
         choices
     }
 
-    /// What its end adds.
+    /// Returns the choices of the text's end.
     fn end(&mut self, head: &Head, finish: Finish) -> Vec<Value> {
         let parts = self.calls.as_mut().map(CallReader::finish).unwrap_or_default();
         let mut choices: Vec<Value> = parts.iter().map(|part| self.part(head, part, Value::Null)).collect();
@@ -101,7 +101,7 @@ impl Text {
     }
 }
 
-/// Writes the parts of an answer.
+/// Converts events to parts of an answer.
 struct Writer {
     head: Head,
     form: AnswerForm,
@@ -113,7 +113,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// What an event of a text leads to: at least a comment, or nothing after the end.
+    /// Returns the parts of an event: at least a comment, or nothing after the end.
     fn write(&mut self, index: usize, event: Event) -> Vec<Part> {
         if self.over {
             return Vec::new();

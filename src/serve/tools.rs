@@ -1,4 +1,4 @@
-//! Functions that a request offers, and the calls in its answer, as OpenAI's API has them.
+//! Offered functions and their calls, in OpenAI's API.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -8,22 +8,22 @@ use super::error::ServeError;
 use anec_runtime::tools::{CallReader, CallSyntax, ToolCall, ToolFunction, ToolTextPart};
 use anec_runtime::{Grammar, Tokenizer};
 
-/// What a request offers.
+/// Functions offered by a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tools {
-    /// The functions that can be called.
+    /// Functions that can be called.
     functions: Vec<ToolFunction>,
-    /// The answer has to be a call.
+    /// Whether the answer must be a call.
     required: bool,
-    /// It may have several.
+    /// Whether the answer may have several calls.
     parallel: bool,
 }
 
 impl Tools {
-    /// Reads `tools`, `tool_choice` and `parallel_tool_calls`; gives nothing when no function is to be called.
+    /// Parses `tools`, `tool_choice` and `parallel_tool_calls`; returns `None` if no function may be called.
     ///
     /// # Errors
-    /// When a tool is no function, or the choice isn't among them.
+    /// If a tool is no function, or the choice isn't among them.
     pub fn read(tools: &[Json], choice: Option<&Json>, parallel: Option<bool>) -> Result<Option<Self>, ServeError> {
         let functions: Vec<ToolFunction> = tools
             .iter()
@@ -52,15 +52,15 @@ impl Tools {
         Ok((!functions.is_empty()).then_some(Tools { functions, required, parallel }))
     }
 
-    /// What reads the calls out of an answer of a model that writes them so.
+    /// Returns the parser of calls in the model's syntax.
     pub fn reader(&self, syntax: &'static CallSyntax) -> CallReader {
         CallReader::new(syntax, &self.functions)
     }
 
-    /// What the answer has to be, if it has to be a call.
+    /// Returns the grammar of the answer if it must be a call.
     ///
     /// # Errors
-    /// When it has to be something else as well, or it isn't known how the model writes calls.
+    /// If the answer has another form, too, or the model's syntax is unknown.
     pub fn grammar(
         &self,
         syntax: Option<&CallSyntax>,
@@ -83,24 +83,24 @@ impl Tools {
         }
     }
 
-    /// A string that ends the answer, where only one call is wanted.
+    /// Returns the string that ends the answer if only one call is allowed.
     pub fn stop(&self, syntax: &CallSyntax) -> Option<&'static str> {
-        // where a call is required, its form has the end
+        // the grammar of a required call has its own end
         syntax.end().filter(|_| !self.parallel && !self.required)
     }
 }
 
-/// A call in an answer: the `number`-th of the text with this `index` in the answer `answer`.
+/// Returns a call in OpenAI's form: the `number`-th of the text with this `index` in the answer `answer`.
 pub fn call(call: &ToolCall, answer: &str, index: usize, number: usize) -> Json {
     let mut hasher = DefaultHasher::new();
     (answer, index, number).hash(&mut hasher);
-    // nine letters or digits: the chat templates of some models refuse all else
+    // nine letters or digits, because some chat templates accept nothing else
     let id = format!("{:09x}", hasher.finish() & 0xF_FFFF_FFFF);
     let arguments = Json::Object(call.arguments.clone()).to_string();
     json!({"id": id, "type": "function", "function": {"name": call.name, "arguments": arguments}})
 }
 
-/// Text and calls of a whole answer.
+/// Splits a whole answer into text and calls.
 pub fn divide(mut reader: CallReader, text: &str) -> (String, Vec<ToolCall>) {
     let (mut content, mut calls) = (String::new(), Vec::new());
     let parts = reader.push(text);

@@ -1,4 +1,4 @@
-//! Compiling packages by Core ML itself, which needs no Xcode.
+//! Compilation of packages by Core ML itself, without Xcode.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Functions in memory, their states and their arrays.
+//! Functions in memory, their states and arrays.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::{Cell, RefCell};
@@ -22,25 +22,25 @@ use crate::engine::LoadedFunction;
 use crate::error::CoreMlError;
 use crate::plan::ComputeUnits;
 
-/// Arrays begin at pages, which lets Core ML use their memory as it is.
+/// Alignment of arrays: Core ML can use page-aligned memory without a copy.
 const PAGE: usize = 16384;
 
-/// A function in memory.
+/// Function in memory.
 pub struct Function {
     model: Retained<MLModel>,
     path: PathBuf,
 }
 
-// SAFETY: Core ML lets a model be used by one thread at a time, whichever it is. There is no other reference to the model.
+// SAFETY: Core ML lets a model be used by one thread at a time, whichever it is. No other reference to it exists.
 unsafe impl Send for Function {}
 
-/// The states of a text, and the model that they are of.
+/// States of a text with their model.
 pub struct State {
     state: Retained<MLState>,
     path: PathBuf,
 }
 
-/// The arrays of a call, bound to what Core ML takes.
+/// Arrays of a call, bound to Core ML's feature provider.
 pub struct Call {
     inputs: Vec<Buffer>,
     outputs: Vec<Buffer>,
@@ -51,7 +51,7 @@ pub struct Call {
 // SAFETY: all objects were made for this call and are used by whoever has it, one thread at a time.
 unsafe impl Send for Call {}
 
-/// An array over memory of ours. The memory lives as long as Core ML's object does.
+/// Array over memory owned by Rust, which lives as long as Core ML's object.
 struct Buffer {
     array: StridedArray,
     name: Retained<NSString>,
@@ -226,7 +226,7 @@ impl Buffer {
     }
 }
 
-/// Buffers by name, as what Core ML takes for them.
+/// Returns a dictionary of buffers by name.
 fn dictionary(
     buffers: &[Buffer],
     value: impl Fn(&Buffer) -> Retained<AnyObject>,
@@ -248,12 +248,12 @@ fn sizes(numbers: &NSArray<NSNumber>) -> Result<Vec<usize>, String> {
     numbers.iter().map(size).collect()
 }
 
-/// Sets a state to zero: where it is said to be zero already, that was seen not to hold.
+/// Sets a state to zero: new states were observed not to be zero always.
 fn clear(state: &MLState, name: &NSString) {
     change(state, name, &|memory| memory.fill(0));
 }
 
-/// What a state holds, whatever padding its rows have.
+/// Returns the contents of a state without padding.
 fn values(state: &MLState, array: &StridedArray) -> Result<OwnedValues, String> {
     let read = RefCell::new(Err(format!("there is no state `{}`", array.name)));
     let of_array = RcBlock::new(|object: NonNull<MLMultiArray>| {
@@ -278,7 +278,7 @@ fn values(state: &MLState, array: &StridedArray) -> Result<OwnedValues, String> 
     read.into_inner()
 }
 
-/// Puts values into a state, whatever padding its rows have.
+/// Writes values into a state with padded rows.
 fn set_values(state: &MLState, array: &StridedArray, values: &OwnedValues) -> Result<(), String> {
     let written = RefCell::new(Err(format!("there is no state `{}`", array.name)));
     let of_array = RcBlock::new(|object: NonNull<MLMultiArray>| {
@@ -301,7 +301,7 @@ fn set_values(state: &MLState, array: &StridedArray, values: &OwnedValues) -> Re
     written.into_inner()
 }
 
-/// Gives a state the memory of another state of the same model, which is laid out alike. False if the sizes differ.
+/// Copies memory into a state of the same model, which has the same layout; returns false if the sizes differ.
 fn fill(state: &MLState, name: &NSString, bytes: &[u8]) -> bool {
     let filled = Cell::new(false);
     change(state, name, &|memory| {
@@ -313,7 +313,7 @@ fn fill(state: &MLState, name: &NSString, bytes: &[u8]) -> bool {
     filled.get()
 }
 
-/// Lets `work` change the memory of a state, with whatever padding its rows have.
+/// Runs `work` on the memory of a state, padding included.
 fn change(state: &MLState, name: &NSString, work: &dyn Fn(&mut [u8])) {
     let of_array = RcBlock::new(|array: NonNull<MLMultiArray>| {
         let of_bytes = RcBlock::new(|memory: NonNull<c_void>, length: isize, _: NonNull<NSArray<NSNumber>>| {
@@ -328,7 +328,7 @@ fn change(state: &MLState, name: &NSString, work: &dyn Fn(&mut [u8])) {
     unsafe { state.getMultiArrayForStateNamed_handler(name, &of_array) };
 }
 
-/// The memory of a state, with whatever padding its rows have.
+/// Returns the memory of a state, padding included.
 fn contents(state: &MLState, name: &NSString) -> Vec<u8> {
     let bytes = RefCell::new(Vec::new());
     let of_array = RcBlock::new(|array: NonNull<MLMultiArray>| {
@@ -347,7 +347,7 @@ fn contents(state: &MLState, name: &NSString) -> Vec<u8> {
     bytes.into_inner()
 }
 
-/// What a prediction gave for an output: in our memory or in an array of Core ML's own, whose rows may be padded.
+/// Returns an output of a prediction, from our memory or from an array of Core ML's own with padded rows.
 fn output(given: &ProtocolObject<dyn MLFeatureProvider>, buffer: &Buffer) -> Result<OwnedValues, String> {
     let name = &buffer.array.name;
     // SAFETY: properties of the result, which is ours.

@@ -1,4 +1,4 @@
-//! What Mac this is.
+//! Machine that runs the program.
 
 use std::ffi::CStr;
 
@@ -23,7 +23,7 @@ pub(super) fn os_version() -> Result<String, CoreMlError> {
     text(c"kern.osproductversion")
 }
 
-/// A text that the kernel knows.
+/// Returns a string of `sysctl`.
 fn text(name: &CStr) -> Result<String, CoreMlError> {
     let mut bytes = [0u8; 256];
     let mut length = bytes.len();
@@ -36,7 +36,7 @@ fn text(name: &CStr) -> Result<String, CoreMlError> {
     }
 }
 
-/// Cores of the Neural Engine, if Core ML sees one.
+/// Returns the number of Neural Engine cores, if Core ML sees any.
 fn neural_engine_cores() -> Option<u32> {
     autoreleasepool(|_| {
         // SAFETY: the function takes nothing and gives an array of devices.

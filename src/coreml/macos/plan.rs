@@ -1,4 +1,4 @@
-//! Reading compute plans.
+//! Reader of compute plans.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use super::{Task, configuration, url};
 use crate::error::CoreMlError;
 use crate::plan::{ComputeUnits, Device, Operation};
 
-/// What the only function of a package is called.
+/// Name of the only function of a package.
 const ONLY_FUNCTION: &str = "main";
 
 pub(super) fn plan(model: &Path, units: ComputeUnits) -> Result<Vec<Operation>, CoreMlError> {

@@ -1,10 +1,9 @@
-//! Labels of tokens that mark spans: `O` outside, `B-x` at the beginning of a span of kind x, `I-x` inside, `E-x` at its
-//! end, `S-x` for a span of a single token. The best sequence of labels that makes whole spans is found by the Viterbi
-//! algorithm.
+//! Decoder for BIOES labels: `O` outside, `B-x` at the beginning of a span of kind x, `I-x` inside, `E-x` at its end,
+//! `S-x` for a span of one token. The Viterbi algorithm finds the best sequence of labels that forms whole spans.
 //!
-//! After `O`, `E` and `S` comes `O`, `B` or `S`; after `B-x` and `I-x` comes `I-x` or `E-x`. A text begins as after `O` and
-//! ends as before `O`. Among the sequences that keep to this, the one with the largest sum of logits is taken, plus a
-//! bias for each transition where a calibration has some: the decoder of OpenAI's privacy filter.
+//! `O`, `E` and `S` are followed by `O`, `B` or `S`; `B-x` and `I-x` by `I-x` or `E-x`. A text begins as after `O` and
+//! ends as before `O`. The score of a sequence is the sum of its logits plus a bias for each transition, if a
+//! calibration provides biases, as in the decoder of OpenAI's privacy filter.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,39 +15,39 @@ use serde_json::Value as Json;
 use crate::error::RuntimeError;
 use crate::model::LoadedModel;
 
-/// Tokens whose labels may be open before they are settled by force.
-const MOST_OPEN: usize = 1 << 16;
-/// Open tokens after which it is first looked which labels are settled.
-const FIRST_LOOK: usize = 64;
+/// Maximum number of undecided tokens before labels are decided by force.
+const MAX_UNDECIDED: usize = 1 << 16;
+/// Number of undecided tokens after which decided labels are first looked for.
+const FIRST_CHECK: usize = 64;
 
-/// A label's place in a span.
+/// Position of a label in a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BioesTag {
-    /// In none.
+    /// Outside of all spans.
     Outside,
-    /// First of several tokens.
+    /// First token of several.
     Begin,
-    /// Between the first and the last.
+    /// Between the first and the last token.
     Inside,
-    /// Last of several.
+    /// Last token of several.
     End,
-    /// The only one.
+    /// Only token.
     Single,
 }
 
 impl BioesTag {
-    /// Whether a span goes on after it.
+    /// Returns whether the span continues after it.
     fn is_open(self) -> bool {
         matches!(self, BioesTag::Begin | BioesTag::Inside)
     }
 
-    /// Whether a span goes on into it.
+    /// Returns whether it continues a span.
     fn continues(self) -> bool {
         matches!(self, BioesTag::Inside | BioesTag::End)
     }
 }
 
-/// The labels of a model.
+/// Labels of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scheme {
     labels: Vec<String>,
@@ -57,10 +56,10 @@ pub struct Scheme {
 }
 
 impl Scheme {
-    /// The labels of a model's tokens.
+    /// Returns the labels of a model's tokens.
     ///
     /// # Errors
-    /// When it labels none, or as [`Scheme::new`].
+    /// If the model labels no tokens, and any error of [`Scheme::new`].
     pub fn of(model: &LoadedModel) -> Result<Self, RuntimeError> {
         match model.bundle().model.classification() {
             Some(classification) => Self::new(&classification.label_set.labels),
@@ -68,10 +67,10 @@ impl Scheme {
         }
     }
 
-    /// Understands labels.
+    /// Parses labels.
     ///
     /// # Errors
-    /// When one is none of the five forms, or `O` is missing.
+    /// If a label has none of the five forms, or `O` is missing.
     pub fn new(labels: &[String]) -> Result<Self, RuntimeError> {
         let mut scheme = Scheme { labels: labels.to_vec(), places: Vec::new(), kinds: Vec::new() };
         for label in labels {
@@ -103,22 +102,22 @@ impl Scheme {
         }
     }
 
-    /// The labels, by number.
+    /// Returns the labels by number.
     pub fn labels(&self) -> &[String] {
         &self.labels
     }
 
-    /// Kinds of spans, in the order of the labels.
+    /// Returns the kinds of spans, in the order of the labels.
     pub fn kinds(&self) -> &[String] {
         &self.kinds
     }
 
-    /// A label's place, and the number of its kind.
+    /// Returns a label's position in a span and the number of its kind.
     pub fn place(&self, label: u16) -> (BioesTag, usize) {
         self.places[usize::from(label)]
     }
 
-    /// Whether one label may follow another.
+    /// Returns whether one label may follow another.
     pub fn may_follow(&self, before: u16, after: u16) -> bool {
         let ((before, kind), (after, next_kind)) = (self.place(before), self.place(after));
         match before.is_open() {
@@ -128,7 +127,7 @@ impl Scheme {
     }
 }
 
-/// What transitions add to the score of a sequence: zeros for the plain decoder, others for more or fewer spans.
+/// Biases of transitions: zero for the plain decoder; others give more or fewer spans.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Biases {
     /// From `O` to `O`.
@@ -146,11 +145,11 @@ pub struct Biases {
 }
 
 impl Biases {
-    /// Reads an operating point of a `viterbi_calibration.json`:
-    /// `{"operating_points": {"default": {"biases": {"transition_bias_background_stay": 0.0, …}}}}`.
+    /// Reads an operating point of a `viterbi_calibration.json`: `{"operating_points": {"default": {"biases":
+    /// {"transition_bias_background_stay": 0.0, …}}}}`.
     ///
     /// # Errors
-    /// When the file can't be read, or lacks the operating point or one of its six biases.
+    /// If the file can't be read, or lacks the operating point or one of its six biases.
     pub fn read(path: &Path, operating_point: &str) -> Result<Self, RuntimeError> {
         let bytes = std::fs::read(path).map_err(FileError::of(path, "read"))?;
         let json: Json = serde_json::from_slice(&bytes)
@@ -183,24 +182,24 @@ impl Biases {
     }
 }
 
-/// The best sequence of labels, token by token. A label is given as soon as all sequences that may still become the best
-/// agree on it, which is what looking at the whole text would give.
+/// Streaming Viterbi decoder. A label is returned once all sequences that may still win agree on it; the result equals
+/// decoding the whole text.
 pub struct Viterbi {
     scheme: Arc<Scheme>,
-    /// For each label, the labels that may come before it, with their biases.
+    /// Labels that may precede each label, with their biases.
     before: Vec<Vec<(u16, f64)>>,
     /// Best score of a sequence that ends with each label.
     scores: Vec<f64>,
     next: Vec<f64>,
-    /// For each open token and each of its labels, the label before it in the best sequence that ends so.
+    /// Preceding label in the best sequence, for each undecided token and label.
     back: Vec<u16>,
     begun: bool,
-    /// Open tokens at which it is looked again which labels are settled.
+    /// Number of undecided tokens at which decided labels are looked for next.
     look: usize,
 }
 
 impl Viterbi {
-    /// A new text.
+    /// Creates a decoder at the beginning of a text.
     pub fn new(scheme: Arc<Scheme>, biases: Biases) -> Self {
         let count = scheme.labels.len() as u16;
         let before = (0..count)
@@ -210,18 +209,18 @@ impl Viterbi {
             })
             .collect();
         let zeros = vec![0.0; usize::from(count)];
-        Viterbi { scheme, before, scores: zeros.clone(), next: zeros, back: Vec::new(), begun: false, look: FIRST_LOOK }
+        Viterbi { scheme, before, scores: zeros.clone(), next: zeros, back: Vec::new(), begun: false, look: FIRST_CHECK }
     }
 
-    /// Tokens whose labels aren't settled.
+    /// Returns the number of tokens whose labels are undecided.
     pub fn open(&self) -> usize {
         self.back.len() / self.scores.len().max(1)
     }
 
-    /// Goes on with the logits of one more token, and appends the labels that are settled by now.
+    /// Adds the logits of one token and appends the labels that are decided by now.
     pub fn push(&mut self, logits: &[f32], labels: &mut Vec<u16>) {
         for (after, logit) in logits.iter().enumerate().take(self.next.len()) {
-            // a number that is none says nothing for its label
+            // NaN scores are ignored
             let logit = if logit.is_nan() { f64::from(f32::MIN) } else { f64::from(*logit).clamp(-3e38, 3e38) };
             let (mut best, mut from) = (f64::NEG_INFINITY, 0);
             if self.begun {
@@ -239,19 +238,19 @@ impl Viterbi {
         }
         std::mem::swap(&mut self.scores, &mut self.next);
         self.begun = true;
-        // only differences count; this keeps the numbers small however long the text is
+        // only differences count; subtracting keeps the scores small
         let most = self.scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         self.scores.iter_mut().for_each(|score| *score -= most);
         if self.open() >= self.look {
             self.settle(labels);
-            if self.open() >= MOST_OPEN {
+            if self.open() >= MAX_UNDECIDED {
                 self.force(labels);
             }
-            self.look = (2 * self.open()).clamp(FIRST_LOOK, MOST_OPEN);
+            self.look = (2 * self.open()).clamp(FIRST_CHECK, MAX_UNDECIDED);
         }
     }
 
-    /// The text ends here. Appends the labels of the tokens that are open.
+    /// Ends the text and appends the labels of the remaining tokens.
     pub fn finish(&mut self, labels: &mut Vec<u16>) {
         let open = self.open();
         if open == 0 {
@@ -263,15 +262,15 @@ impl Viterbi {
         labels.extend(path);
         self.back.clear();
         self.begun = false;
-        self.look = FIRST_LOOK;
+        self.look = FIRST_CHECK;
     }
 
-    /// The label before label `label` of open token `token`.
+    /// Returns the label before `label` of undecided token `token`.
     fn back(&self, token: usize, label: u16) -> u16 {
         self.back[token * self.scores.len() + usize::from(label)]
     }
 
-    /// The labels of the open tokens up to `token`, which has the label `label`.
+    /// Returns the labels of the undecided tokens up to `token`, which has the label `label`.
     fn path(&self, token: usize, label: u16) -> Vec<u16> {
         let mut path = vec![label];
         for token in (1..=token).rev() {
@@ -281,7 +280,7 @@ impl Viterbi {
         path
     }
 
-    /// Appends the labels on which all sequences agree.
+    /// Appends the labels that all sequences agree on.
     fn settle(&mut self, labels: &mut Vec<u16>) {
         let mut alive: Vec<u16> =
             (0..self.scores.len() as u16).filter(|l| self.scores[usize::from(*l)].is_finite()).collect();
@@ -298,8 +297,8 @@ impl Viterbi {
         }
     }
 
-    /// Decides for the sequence that is best by now, for the older half of the open tokens. Sequences that contradict it
-    /// are given up.
+    /// Decides for the currently best sequence, for the older half of the undecided tokens. Sequences that contradict
+    /// it are dropped.
     fn force(&mut self, labels: &mut Vec<u16>) {
         let (last, half) = (self.open() - 1, self.open() / 2);
         let best = (0..self.scores.len()).max_by(|a, b| self.scores[*a].total_cmp(&self.scores[*b])).unwrap_or(0);
@@ -334,8 +333,8 @@ mod tests {
         labels
     }
 
-    /// The sum that is to be largest, or nothing for a sequence that makes no whole spans. The rules are told anew, label
-    /// name by label name.
+    /// Score to maximise; `None` for a sequence that forms no whole spans. Implements the rules independently, by label
+    /// name.
     fn score(scheme: &Scheme, biases: &Biases, logits: &[Vec<f32>], labels: &[u16]) -> Option<f64> {
         let mut sum = 0.0;
         let mut before = "O";
@@ -350,7 +349,7 @@ mod tests {
                 ("B" | "I", "E") if before[1..] == name[1..] => biases.inside_to_end,
                 _ => return None,
             };
-            // nothing comes before the first label
+            // nothing precedes the first label
             sum += if index == 0 { 0.0 } else { bias };
             sum += f64::from(row[usize::from(*label)]);
             before = name;
@@ -389,8 +388,8 @@ mod tests {
         }
 
         #[test]
-        fn labels_that_are_settled_early_are_those_of_the_whole_text(seed in any::<u64>(), length in 1usize..700) {
-            // by hand, without ever settling anything early
+        fn early_labels_equal_those_of_the_whole_text(seed in any::<u64>(), length in 1usize..700) {
+            // by hand, without early decisions
             let scheme = scheme(&["x", "yy"]);
             let mut state = seed | 1;
             let mut random = || {
@@ -412,22 +411,22 @@ mod tests {
             }
             viterbi.finish(&mut early);
             prop_assert_eq!(labels, early);
-            prop_assert!(most_open <= 4 * FIRST_LOOK, "{} open", most_open);
+            prop_assert!(most_open <= 4 * FIRST_CHECK, "{} open", most_open);
         }
     }
 
     #[test]
-    fn a_text_that_never_settles_is_settled_by_force() {
-        // two kinds that are always equally likely: nothing tells which of two endless spans it is
+    fn an_undecided_text_is_decided_by_force() {
+        // two kinds that are equally likely: nothing tells the two endless spans apart
         let scheme = scheme(&["x", "y"]);
         let mut viterbi = Viterbi::new(scheme.clone(), Biases::default());
         let mut labels = Vec::new();
         let row: Vec<f32> =
             scheme.labels().iter().map(|label| if label.starts_with('I') { 5.0 } else { 0.0 }).collect();
-        let count = 2 * MOST_OPEN + 100;
+        let count = 2 * MAX_UNDECIDED + 100;
         for _ in 0..count {
             viterbi.push(&row, &mut labels);
-            assert!(viterbi.open() <= MOST_OPEN);
+            assert!(viterbi.open() <= MAX_UNDECIDED);
         }
         viterbi.finish(&mut labels);
         assert_eq!(labels.len(), count);

@@ -1,13 +1,11 @@
-//! Spans of a text of any length, found while the text comes in: bytes in, the text that is kept and the spans out, in
-//! order and with bounded memory.
+//! Streaming redaction: bytes in, kept text and spans out, in order and with bounded memory.
 //!
 //! ```text
 //! bytes ─ tokens of blocks ─ logits by windows ─ labels by Viterbi ─ spans ─ kept text, spans
 //! ```
 //!
-//! The text is cut into blocks between two words, where the tokenizer begins anew anyway. Everything counts in bytes of
-//! the text as it came: nothing is decoded and encoded again, and bytes that are no UTF-8 pass through untouched (the
-//! model sees a `?` for each).
+//! The text is cut into blocks between two words, where the tokenizer starts afresh anyway. Offsets count bytes of the
+//! original text. Bytes that are not UTF-8 pass through unchanged; the model sees a `?` for each.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -21,74 +19,74 @@ use crate::model::LoadedModel;
 use crate::tokenizer::{TokenEntry, Tokenizer};
 use anec_base::Result;
 
-/// Bytes of text that are tokenized at a time, about.
+/// Approximate size of a tokenized block in bytes.
 const BLOCK: usize = 1 << 14;
-/// Bytes at the end of a block whose words may go on in the next, or depend on it.
+/// Number of bytes at the end of a block whose words may continue in the next block.
 const MARGIN: usize = 1 << 8;
 
-/// A span of a text.
+/// Span of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Its kind, by its number in [`Scheme::kinds`].
+    /// Index of its kind in [`Scheme::kinds`].
     pub kind: usize,
-    /// Where it is, in bytes, without white space at its ends.
+    /// Byte range, without white space at its ends.
     pub range: Range<u64>,
 }
 
-/// What comes out.
+/// Piece of the output.
 #[derive(Clone, Copy, Debug)]
 pub enum Piece<'a> {
-    /// Text outside of the wanted spans, as it was.
+    /// Text outside of the requested spans, unchanged.
     Kept(&'a [u8]),
-    /// A wanted span, in place of its text.
+    /// Requested span, in place of its text.
     Span(&'a Span),
 }
 
-/// Where the pieces go.
+/// Receiver of the pieces.
 pub type Sink<'a> = &'a mut dyn FnMut(Piece<'_>) -> Result<()>;
 
-/// What was found.
+/// Summary of a redaction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RedactionSummary {
-    /// Bytes of the text.
+    /// Size of the text in bytes.
     pub bytes: u64,
-    /// Tokens of the text.
+    /// Number of tokens.
     pub tokens: u64,
-    /// Wanted spans, by kind.
+    /// Number of requested spans by kind.
     pub spans: BTreeMap<String, u64>,
-    /// The most bytes that were held at a time: text, hidden states and labels.
+    /// Peak number of buffered bytes: text, hidden states and labels.
     pub most_held: usize,
 }
 
-/// A text whose spans are taken out.
+/// Text from which spans are removed.
 pub struct Redactor {
     scheme: Arc<Scheme>,
     wanted: Vec<bool>,
     blocks: Blocks,
     windows: Windows,
     viterbi: Viterbi,
-    /// Tokens whose labels aren't known.
+    /// Tokens whose labels are undecided.
     tokens: VecDeque<TokenEntry>,
     /// Text from `done` on.
     text: VecDeque<u8>,
-    /// Bytes that went out, as they were or as spans.
+    /// Number of bytes already passed to the sink.
     done: u64,
     span: Option<OpenSpan>,
     summary: RedactionSummary,
 }
 
-/// A span that goes on.
+/// Span that hasn't ended.
 struct OpenSpan {
     kind: usize,
-    /// Its text without white space at the ends; nothing if it has been nothing else so far.
+    /// Range of its text without white space at the ends; `None` if it is all white space so far.
     solid: Option<Range<u64>>,
 }
 
 impl Redactor {
-    /// A new text. `kinds` are the spans that are wanted; all if empty.
+    /// Begins a text. `kinds` are the requested spans; all if empty.
     ///
     /// # Errors
-    /// When the model doesn't label tokens in spans, has no tokenizer, or none of its kinds is called so.
+    /// If the model doesn't label spans, has no tokenizer, or has no such kind.
     pub fn new(model: &Arc<LoadedModel>, kinds: &[String], biases: Biases, window: Option<u64>) -> Result<Self> {
         let windows = Windows::new(model, window, Hidden::No)?;
         let scheme = Arc::new(Scheme::of(model)?);
@@ -111,15 +109,15 @@ impl Redactor {
         })
     }
 
-    /// The labels and kinds.
+    /// Returns the labels and kinds.
     pub fn scheme(&self) -> &Scheme {
         &self.scheme
     }
 
-    /// Goes on with more of the text; gives the sink what is certain by now.
+    /// Adds text and passes what is decided to the sink.
     ///
     /// # Errors
-    /// When the model fails, or the sink does.
+    /// If the model or the sink fails.
     pub fn push(&mut self, bytes: &[u8], sink: Sink<'_>) -> Result<()> {
         for bytes in bytes.chunks(BLOCK) {
             self.summary.bytes += bytes.len() as u64;
@@ -130,10 +128,10 @@ impl Redactor {
         Ok(())
     }
 
-    /// The text ends here; gives the sink the rest.
+    /// Ends the text and passes the rest to the sink.
     ///
     /// # Errors
-    /// As [`Redactor::push`].
+    /// Returns any error of [`Redactor::push`].
     pub fn finish(mut self, sink: Sink<'_>) -> Result<RedactionSummary> {
         let tokens = self.blocks.finish()?;
         self.label(tokens, true, sink)?;
@@ -142,7 +140,6 @@ impl Redactor {
         Ok(self.summary)
     }
 
-    /// Labels more tokens.
     fn label(&mut self, tokens: Vec<TokenEntry>, ended: bool, sink: Sink<'_>) -> Result<()> {
         let width = self.scheme.labels().len();
         self.summary.tokens += tokens.len() as u64;
@@ -171,14 +168,14 @@ impl Redactor {
         Ok(())
     }
 
-    /// A token whose label is certain.
+    /// Processes a token whose label is decided.
     fn take(&mut self, token: &TokenEntry, label: u16, sink: Sink<'_>) -> Result<()> {
         let (place, kind) = self.scheme.place(label);
         if matches!(place, BioesTag::Outside | BioesTag::Begin | BioesTag::Single) {
             self.close(sink)?;
         }
         if place == BioesTag::Outside || !self.wanted[kind] {
-            // a character that the next token shares may still be part of a span
+            // a character shared with the next token may still be part of a span
             return self.keep(token.range.start, sink);
         }
         let span = self.span.get_or_insert(OpenSpan { kind, solid: None });
@@ -197,7 +194,7 @@ impl Redactor {
             None => self.keep(range.start, sink)?,
             Some(solid) => {
                 self.keep(solid.start, sink)?;
-                // the text of a span is not needed again; white space at its end may be kept
+                // the text of a span isn't needed any more; white space at its end may be kept
                 self.forget(solid.end);
             }
         }
@@ -207,14 +204,14 @@ impl Redactor {
         Ok(())
     }
 
-    /// The span that goes on, if any, ends here.
+    /// Closes the open span, if any.
     fn close(&mut self, sink: Sink<'_>) -> Result<()> {
         let Some(OpenSpan { kind, solid: Some(range) }) = self.span.take() else { return Ok(()) };
         *self.summary.spans.entry(self.scheme.kinds()[kind].clone()).or_default() += 1;
         sink(Piece::Span(&Span { kind, range }))
     }
 
-    /// Text up to `end` stays as it is.
+    /// Passes the text up to `end` on unchanged.
     fn keep(&mut self, end: u64, sink: Sink<'_>) -> Result<()> {
         let count = end.saturating_sub(self.done) as usize;
         if count > 0 {
@@ -225,7 +222,7 @@ impl Redactor {
         Ok(())
     }
 
-    /// Text up to `end` goes.
+    /// Drops the text up to `end`.
     fn forget(&mut self, end: u64) {
         let count = end.saturating_sub(self.done) as usize;
         self.text.drain(..count);
@@ -233,7 +230,7 @@ impl Redactor {
     }
 }
 
-/// A text without the white space at its ends, if anything is left.
+/// Returns the range without white space at the ends, if anything is left.
 fn solid(bytes: &[u8]) -> Option<Range<usize>> {
     let mut found: Option<Range<usize>> = None;
     let mut at = 0;
@@ -254,12 +251,12 @@ fn solid(bytes: &[u8]) -> Option<Range<usize>> {
     found
 }
 
-/// A text that becomes tokens block by block.
+/// Tokenizes a text block by block.
 struct Blocks {
     tokenizer: Arc<Tokenizer>,
-    /// What isn't tokens yet.
+    /// Text that isn't tokenized yet.
     text: Vec<u8>,
-    /// Where it begins in the whole text.
+    /// Offset of `text` in the whole text.
     start: u64,
 }
 
@@ -268,7 +265,7 @@ impl Blocks {
         Blocks { tokenizer, text: Vec::new(), start: 0 }
     }
 
-    /// Goes on with more text; gives the tokens that are certain.
+    /// Adds text and returns the tokens that are certain.
     fn push(&mut self, bytes: &[u8]) -> Result<Vec<TokenEntry>, RuntimeError> {
         self.text.extend(bytes);
         let mut tokens = Vec::new();
@@ -278,13 +275,13 @@ impl Blocks {
         Ok(tokens)
     }
 
-    /// The tokens of the rest.
+    /// Returns the remaining tokens.
     fn finish(&mut self) -> Result<Vec<TokenEntry>, RuntimeError> {
         self.cut(true)
     }
 
-    /// Tokens of the text at hand, up to the last word that can't depend on what follows. Tokenizers of bytes begin anew
-    /// with every word, so that the next block has the tokens that the whole text would have.
+    /// Returns the tokens of the buffered text up to the last word that can't depend on what follows. Byte-level
+    /// tokenizers start afresh at every word, so the blocks yield the tokens of the whole text.
     fn cut(&mut self, last: bool) -> Result<Vec<TokenEntry>, RuntimeError> {
         let text = readable(&self.text);
         let (mut tokens, words) = self.tokenizer.tokens(&text)?;
@@ -309,7 +306,7 @@ impl Blocks {
     }
 }
 
-/// Bytes as text of the same length: `?` for each that is no UTF-8.
+/// Returns text of the same length, with `?` for each byte that is not UTF-8.
 fn readable(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {

@@ -1,10 +1,10 @@
-//! A text on its way through a model that looks both ways, of any length through a token classifier: tokens in, logits of
-//! the labels out, in order and with bounded memory.
+//! Streaming pass through a model with bidirectional attention: tokens in, logits of the labels out, in order and with
+//! bounded memory. A token classifier takes texts of any length.
 //!
-//! A function's layers see a band of the text on each side of a token: its *halo*. Each function is called with windows
-//! of the hidden states that the one before gave, overlapping so that every token lies a halo away from the ends of some
-//! window, or from the end of the text; there its result is what a single call with the whole text would give. Hidden
-//! states are kept only as long as a later window needs them.
+//! The layers of a function see a band of the text on each side of a token: its *halo*. Each function is called with
+//! overlapping windows of the previous function's hidden states, such that every token lies a halo away from the ends
+//! of some window, or of the text. There its result equals that of a single call on the whole text. Hidden states are
+//! kept only as long as a later window needs them.
 //!
 //! ```text
 //! text      ───────────────────────────────────────
@@ -26,39 +26,39 @@ use crate::plan::{Chunk, Step};
 use crate::session::TokenSession;
 use anec_base::Result;
 
-/// A text on its way through a token classifier.
+/// Text on its way through a token classifier.
 pub struct Windows {
     model: Arc<LoadedModel>,
     session: TokenSession,
-    /// One for each function of the layers, then that of the head, which has only what it is given.
+    /// Pending hidden states of each layer function, then of the head.
     waiting: Vec<Waiting>,
-    /// Tokens of the largest call of each function, if fewer than it takes are wished for.
+    /// Maximum number of tokens per call, if smaller than the functions allow.
     wish: Option<u64>,
     record: Option<Record>,
-    /// Tokens that came so far.
+    /// Number of tokens received.
     count: u64,
     ended: bool,
-    /// The head is left out.
+    /// Whether the head is skipped.
     headless: bool,
 }
 
-/// Hidden states before a function.
+/// Hidden states that wait for a function.
 #[derive(Default)]
 struct Waiting {
-    /// `[tokens, hidden]`, row-major.
+    /// Values `[tokens, hidden]`, row-major.
     rows: Vec<f32>,
-    /// Position of the first.
+    /// Position of the first row.
     first: u64,
-    /// Position of the first whose result is still due.
+    /// Position of the first row whose result is due.
     next: u64,
 }
 
 impl Windows {
-    /// A new text. `window` bounds the tokens of a call further than the functions do; hidden states are recorded if
-    /// `hidden` asks for them, which takes memory for all of the text.
+    /// Begins a text. `window` limits the tokens per call below the functions' own limit. `hidden` records hidden
+    /// states, which takes memory for the whole text.
     ///
     /// # Errors
-    /// When the model has no labels, or the backend no room.
+    /// If the model has no labels, or the backend can't allocate states.
     pub fn new(model: &Arc<LoadedModel>, window: Option<u64>, hidden: Hidden) -> Result<Self> {
         if model.bundle().model.band().is_none() {
             return Err(RuntimeError::NoLabels { path: model.folder().to_owned() }.into());
@@ -80,12 +80,12 @@ impl Windows {
         })
     }
 
-    /// A new text of which the final hidden states are wanted, whatever the model's head makes of them.
+    /// Begins a text whose final hidden states are returned instead of the head's output.
     pub(crate) fn of_texts(model: &Arc<LoadedModel>) -> Result<Self> {
         Ok(Windows { headless: true, ..Windows::new(model, None, Hidden::No)? })
     }
 
-    /// The final hidden states of a whole text.
+    /// Returns the final hidden states of a whole text.
     pub(crate) fn states(mut self, text: &EncodedText) -> Result<Vec<f32>> {
         if text.ids.is_empty() {
             return Err(RuntimeError::NoTokens.into());
@@ -96,10 +96,10 @@ impl Windows {
         Ok(states)
     }
 
-    /// The logits of a whole text, and the hidden states if they were asked for.
+    /// Returns the logits of a whole text, and its hidden states if requested.
     ///
     /// # Errors
-    /// As [`Windows::push`].
+    /// Returns any error of [`Windows::push`].
     pub fn label(mut self, tokens: &[u32]) -> Result<ForwardOutput> {
         if tokens.is_empty() {
             return Err(RuntimeError::NoTokens.into());
@@ -112,10 +112,10 @@ impl Windows {
         Ok(ForwardOutput { logits, hidden })
     }
 
-    /// Goes on with more tokens. Appends the logits that are certain by now, a row of the labels' number for each token.
+    /// Adds tokens and appends the logits that are certain by now: one row of labels per token.
     ///
     /// # Errors
-    /// When a token doesn't exist, a function fails, or the functions' calls are too small for so long a text.
+    /// If a token doesn't exist, a function fails, or the functions' calls are too small for a text of this length.
     pub fn push(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<()> {
         self.take(tokens, &[], logits)
     }
@@ -127,7 +127,7 @@ impl Windows {
             return Err(RuntimeError::ContextFull { tokens: total, context: longest.unwrap_or(total) }.into());
         }
         let width = self.width();
-        // not more at once than a window or so: what comes in is kept until it has gone through
+        // at most about a window at a time, because input is buffered until it is processed
         let most = self.model.context().max(1) as usize;
         for (index, tokens) in tokens.chunks(most).enumerate() {
             let mut values = vec![0.0; width * tokens.len()];
@@ -145,16 +145,16 @@ impl Windows {
         Ok(())
     }
 
-    /// The text ends here. Appends the logits that are still due.
+    /// Ends the text and appends the remaining logits.
     ///
     /// # Errors
-    /// As [`Windows::push`].
+    /// Returns any error of [`Windows::push`].
     pub fn finish(&mut self, logits: &mut Vec<f32>) -> Result<()> {
         self.ended = true;
         self.work(logits)
     }
 
-    /// Numbers that wait for their turn: what the text takes in memory.
+    /// Returns the number of buffered values.
     pub fn waiting(&self) -> usize {
         self.waiting.iter().map(|waiting| waiting.rows.len()).sum()
     }
@@ -163,7 +163,7 @@ impl Windows {
         self.model.bundle().model.hidden_size as usize
     }
 
-    /// Calls every function as often as there is enough for it.
+    /// Calls each function while enough input is available.
     fn work(&mut self, logits: &mut Vec<f32>) -> Result<()> {
         let model = self.model.clone();
         let route = self.session.route().clone();
@@ -172,7 +172,7 @@ impl Windows {
         }
         let last = self.waiting.last_mut().map(|waiting| std::mem::take(&mut waiting.rows)).unwrap_or_default();
         if !last.is_empty() {
-            // the rows are in the functions' unit already
+            // the rows have the functions' scale already
             let columns = Columns::of_rows(&last, self.width());
             match self.headless {
                 true => logits.extend(HiddenFrame::of(&model).leave(&last)),
@@ -182,11 +182,11 @@ impl Windows {
         Ok(())
     }
 
-    /// One call of a function of the layers, if there is enough for it.
+    /// Makes one call of a layer function if enough input is available.
     fn call(&mut self, model: &LoadedModel, index: usize, step: &Step, context: u64) -> Result<bool> {
         let width = self.width();
         if model.longest_text().is_some() && !self.ended {
-            // every token sees all of the text
+            // every token sees the whole text
             return Ok(false);
         }
         let band = model.bundle().model.band().unwrap_or(0);
@@ -198,7 +198,7 @@ impl Windows {
         let start = waiting.next.saturating_sub(halo);
         let count = (have - start).min(largest);
         let reaches_end = self.ended && start + count == have;
-        // where the text goes on, the last results don't count
+        // unless the text ends here, the last results don't count
         let end = if reaches_end { have } else { (start + count).saturating_sub(halo) };
         if waiting.next >= have || !reaches_end && count < largest {
             return Ok(false);

@@ -7,7 +7,7 @@ use anec_testing::fake::{convert_demo, convert_family};
 
 const TEXT: [u32; 11] = [3, 141, 59, 26, 535, 89, 79, 323, 84, 626, 43];
 
-/// The demo's bundle, and the folder that goes with it.
+/// Converts the demo; returns its bundle and the temporary folder.
 fn demo(changes: &[&str]) -> (tempfile::TempDir, PathBuf) {
     let room = tempfile::tempdir().unwrap();
     let folder = room.path().join("demo");
@@ -15,7 +15,7 @@ fn demo(changes: &[&str]) -> (tempfile::TempDir, PathBuf) {
     (room, folder)
 }
 
-/// A bundle on the double, with a cache of its own beside it.
+/// Opens a bundle on the double engine, with a cache beside it.
 fn on_double(folder: &Path) -> (Arc<LoadedModel>, Arc<DoubleEngine>) {
     let engine = Arc::new(DoubleEngine::new());
     let bundle = Bundle::read(folder).unwrap();
@@ -25,7 +25,7 @@ fn on_double(folder: &Path) -> (Arc<LoadedModel>, Arc<DoubleEngine>) {
     (LoadedModel::new(bundle, folder, host, Box::new(backend)).unwrap(), engine)
 }
 
-/// [`TEXT`], held within a small vocabulary.
+/// Returns [`TEXT`] reduced to the model's vocabulary.
 fn text(model: &LoadedModel) -> [u32; 11] {
     TEXT.map(|token| token % model.bundle().model.vocab_size as u32)
 }
@@ -63,7 +63,7 @@ fn a_bundle_runs_as_on_the_executor() {
     }
 }
 
-/// Arrays with padded rows among them: a matrix of a recurrence is as wide as a head.
+/// Includes arrays with padded rows: a matrix of a recurrence is as wide as a head.
 #[test]
 fn states_that_the_host_keeps_go_in_and_out() {
     let room = tempfile::tempdir().unwrap();
@@ -111,7 +111,7 @@ fn functions_are_compiled_once_and_loaded_when_they_are_needed() {
     model.start(4).unwrap().forward(&TEXT[..1], &ForwardOptions::last()).unwrap();
     assert_eq!(engine.take_log(), ["load tokens_1 for cpu-and-neural-engine"; 2]);
 
-    // what the cache has isn't compiled again, and neither is what the bundle has itself
+    // neither cached models nor the bundle's own are compiled again
     let (model, engine) = on_double(&folder);
     model.start(1).unwrap().forward(&TEXT[..1], &ForwardOptions::last()).unwrap();
     assert_eq!(engine.take_log().len(), 4);
@@ -158,7 +158,7 @@ fn a_copied_text_goes_its_own_way() {
     let mut first = model.start(16).unwrap();
     first.forward(&TEXT[..6], &ForwardOptions::none()).unwrap();
     let second = first.fork().unwrap().expect("states can be copied");
-    // a copy that was never run, as a checkpoint is, can be copied itself
+    // a copy that was never run, as a checkpoint, can be copied itself
     let mut third = second.fork().unwrap().expect("states can be copied");
     first.forward(&[1, 2, 3], &ForwardOptions::none()).unwrap();
     let whole = &logits(&model, Chunking::Largest)[0];

@@ -1,4 +1,4 @@
-//! Parts of the layers, and the LM head, alone, on hidden states that are given: what tells which part is wrong.
+//! Single parts of the layers, or the LM head, run on given hidden states to locate errors.
 
 use super::TokenSession;
 use crate::error::RuntimeError;
@@ -9,31 +9,32 @@ use crate::plan::Step;
 use anec_base::Result;
 use anec_bundle::PortRole;
 
-/// A part of the layers on its way through hidden states that are given: [`TokenSession::begin_forced`].
+/// Pass of one part on given hidden states; see [`TokenSession::begin_forced`].
 pub struct ForcedPass<'t> {
     part: usize,
     chunking: &'t Chunking,
     given: Columns,
     record: Record,
-    /// Tokens that have been computed.
+    /// Number of computed tokens.
     done: usize,
     turn: usize,
 }
 
 impl ForcedPass<'_> {
-    /// Tokens that have been computed.
+    /// Returns the number of computed tokens.
     pub fn done(&self) -> usize {
         self.done
     }
 }
 
 impl TokenSession {
-    /// Runs one part of the layers alone, on hidden states that are given instead of what the parts before computed:
-    /// `[tokens, hidden_size]`, row-major. `part` counts the parts of [`TokenSession::route`]. Gives what leaves its last layer,
-    /// and what leaves the others if `wanted` says so, in their places in [`ForwardOutput::hidden`](crate::forward::ForwardOutput::hidden).
+    /// Runs one part of the layers on given hidden states `[tokens, hidden_size]`, row-major, instead of the output of
+    /// the parts before it. `part` indexes the parts of [`TokenSession::route`]. Returns the output of its last layer,
+    /// and other states if `wanted` requests them, in their places of
+    /// [`ForwardOutput::hidden`](crate::forward::ForwardOutput::hidden).
     ///
     /// # Errors
-    /// As [`TokenSession::forward`].
+    /// Returns any error of [`TokenSession::forward`].
     pub fn force_layers(
         &mut self,
         part: usize,
@@ -46,10 +47,10 @@ impl TokenSession {
         self.finish_forced(pass)
     }
 
-    /// Begins what [`force_layers`](TokenSession::force_layers) does, to be computed call by call.
+    /// Begins [`force_layers`](TokenSession::force_layers), to be computed call by call.
     ///
     /// # Errors
-    /// When so many tokens don't fit.
+    /// If so many tokens don't fit.
     pub fn begin_forced<'t>(
         &mut self,
         part: usize,
@@ -71,10 +72,10 @@ impl TokenSession {
         Ok(ForcedPass { part, chunking, given, record, done: 0, turn: 0 })
     }
 
-    /// Computes the next call of a pass that was begun with this session; gives false if there is none left.
+    /// Computes the next call of a pass begun with this session; returns false if none is left.
     ///
     /// # Errors
-    /// When a function fails.
+    /// If a function fails.
     pub fn advance_forced(&mut self, pass: &mut ForcedPass<'_>) -> Result<bool> {
         let left = pass.given.count - pass.done;
         if left == 0 {
@@ -87,35 +88,35 @@ impl TokenSession {
         let mut feed = InputBuilder::new(&model.host, &rope, &[], self.position(), chunk, route.context);
         let columns = pass.given.range(pass.done..pass.done + real, chunk.size as usize);
         self.recorded(&model, &route.layers[pass.part], columns.into(), &mut feed, 0..real, Some(&mut pass.record))?;
-        // which tokens they are is nobody's question
+        // token ids don't matter here
         self.tokens.resize(self.tokens.len() + real, 0);
         pass.done += real;
         pass.turn += 1;
         Ok(true)
     }
 
-    /// What a pass has given.
+    /// Returns the result of a pass.
     ///
     /// # Errors
-    /// When hidden states didn't come by.
+    /// If a requested hidden state wasn't recorded.
     pub fn finish_forced(&self, pass: ForcedPass<'_>) -> Result<Vec<Vec<f32>>> {
         Ok(pass.record.finish(pass.done, &self.model.bundle.model, &HiddenFrame::of(&self.model))?)
     }
 
-    /// Whether a part of the layers takes nothing but hidden states from the part before, so that it can be run alone.
+    /// Returns whether a part takes only hidden states from the part before it, so that it can run alone.
     pub fn stands_alone(&self, part: usize) -> bool {
         let step = &self.route().layers[part];
         let functions = step.with_followers().flat_map(Step::functions);
         let mut inputs = functions.flat_map(|function| &self.model.bundle.functions[function].inputs);
-        // what a network reads in a parallel layer comes from the same part
+        // a parallel layer's network reads its input from the same part
         let from_before = |role: &PortRole| role.is_carried() && *role != PortRole::FeedForwardInput;
         inputs.all(|port| !from_before(&port.role) && !matches!(port.role, PortRole::PerLayerInput { .. }))
     }
 
-    /// Runs the LM head alone, on hidden states that are given: `[tokens, hidden_size]`; gives `[tokens, vocab_size]`.
+    /// Runs the LM head on given hidden states `[tokens, hidden_size]`; returns `[tokens, vocab_size]`.
     ///
     /// # Errors
-    /// When a function fails.
+    /// If a function fails.
     pub fn force_head(&mut self, hidden: &[f32]) -> Result<Vec<f32>> {
         let model = self.model.clone();
         let route = &model.plan.routes[self.route];

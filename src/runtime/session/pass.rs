@@ -1,51 +1,50 @@
-//! Tokens through all layers and the LM head, as a whole or call by call.
+//! Forward pass through all layers and the LM head, whole or call by call.
 
-use super::{GivenHidden, PreviousHidden, TokenSession};
+use super::{PreviousRows, PreviousHidden, TokenSession};
 use crate::error::RuntimeError;
 use crate::forward::{ForwardOptions, ForwardOutput, Hidden};
 use crate::hidden::{HiddenFrame, Record};
 use anec_base::Result;
 
-/// A forward pass on its way: [`TokenSession::begin`].
+/// Forward pass in progress; see [`TokenSession::begin`].
 pub struct ForwardPass<'t> {
     tokens: &'t [u32],
     ask: &'t ForwardOptions,
     record: Option<Record>,
     answer: ForwardOutput,
-    /// Tokens that have been computed.
+    /// Number of computed tokens.
     done: usize,
     turn: usize,
 }
 
 impl ForwardPass<'_> {
-    /// Tokens that have been computed.
+    /// Returns the number of computed tokens.
     pub fn done(&self) -> usize {
         self.done
     }
 
-    /// The logits that were computed since they were last taken.
+    /// Returns the logits computed since the last call of this function.
     pub fn take_logits(&mut self) -> Vec<f32> {
         std::mem::take(&mut self.answer.logits)
     }
 }
 
 impl TokenSession {
-    /// Computes `tokens`, which follow those before.
+    /// Computes `tokens` after those before.
     ///
     /// # Errors
-    /// When there are none, they don't fit, a token doesn't exist, or a function fails. After a failure the session holds
-    /// the tokens of the calls that went well.
+    /// If `tokens` is empty, they don't fit, a token doesn't exist, or a function fails. After a failure the session
+    /// holds the tokens of the successful calls.
     pub fn forward(&mut self, tokens: &[u32], ask: &ForwardOptions) -> Result<ForwardOutput> {
         let mut output = ForwardOutput::default();
         self.forward_into(tokens, ask, &mut output)?;
         Ok(output)
     }
 
-    /// As [`forward`](TokenSession::forward), with what it gives in place of what `output` holds, whose memory is used
-    /// again.
+    /// Computes `tokens` as [`forward`](TokenSession::forward) does and overwrites `output`, whose memory is reused.
     ///
     /// # Errors
-    /// As [`forward`](TokenSession::forward).
+    /// Returns any error of [`forward`](TokenSession::forward).
     pub fn forward_into(&mut self, tokens: &[u32], ask: &ForwardOptions, output: &mut ForwardOutput) -> Result<()> {
         let mut pass = self.begin(tokens, ask)?;
         pass.answer.logits = std::mem::take(&mut output.logits);
@@ -55,10 +54,10 @@ impl TokenSession {
         Ok(())
     }
 
-    /// Computes `tokens` in a [layer that drafts](crate::LoadedModel::draft_layer), which follow those before.
+    /// Computes `tokens` in a [draft layer](crate::LoadedModel::draft_layer), after those before.
     ///
     /// # Errors
-    /// As [`forward`](TokenSession::forward), and when there isn't a row for each token.
+    /// Returns any error of [`forward`](TokenSession::forward); also if there isn't one row per token.
     pub fn forward_behind(
         &mut self,
         previous: PreviousHidden<'_>,
@@ -66,16 +65,16 @@ impl TokenSession {
         ask: &ForwardOptions,
     ) -> Result<ForwardOutput> {
         let rows = HiddenFrame::of(&self.model).enter(previous.rows);
-        self.previous = Some(GivenHidden { rows, first: self.position(), drafted: previous.drafted });
+        self.previous = Some(PreviousRows { rows, first: self.position(), drafted: previous.drafted });
         let output = self.forward(tokens, ask);
         self.previous = None;
         output
     }
 
-    /// Begins what [`forward`](TokenSession::forward) does, to be computed call by call.
+    /// Begins [`forward`](TokenSession::forward), to be computed call by call.
     ///
     /// # Errors
-    /// As [`forward`](TokenSession::forward), but for functions that fail.
+    /// Returns any error of [`forward`](TokenSession::forward) except those of functions.
     pub fn begin<'t>(&mut self, tokens: &'t [u32], ask: &'t ForwardOptions) -> Result<ForwardPass<'t>> {
         if tokens.is_empty() {
             return Err(RuntimeError::NoTokens.into());
@@ -92,10 +91,10 @@ impl TokenSession {
         Ok(ForwardPass { tokens, ask, record, answer: ForwardOutput::default(), done: 0, turn: 0 })
     }
 
-    /// Computes the next call of a pass that was begun with this session; gives false if there is none left.
+    /// Computes the next call of a pass begun with this session; returns false if none is left.
     ///
     /// # Errors
-    /// As [`forward`](TokenSession::forward).
+    /// Returns any error of [`forward`](TokenSession::forward).
     pub fn advance(&mut self, pass: &mut ForwardPass<'_>) -> Result<bool> {
         let rest = &pass.tokens[pass.done..];
         if rest.is_empty() {
@@ -106,7 +105,7 @@ impl TokenSession {
         self.make_room_for(chunk)?;
         let route = &model.plan.routes[self.route];
         let (now, later) = rest.split_at(chunk.real as usize);
-        // what is written by position is written again
+        // states written by position can be written again
         self.poisoned = !model.rewindable;
         let hidden = self.layers(&model, route, now, chunk, pass.record.as_mut())?;
         self.poisoned = false;
@@ -122,10 +121,10 @@ impl TokenSession {
         Ok(true)
     }
 
-    /// What a pass has given, as far as it wasn't taken.
+    /// Returns the remaining results of a pass.
     ///
     /// # Errors
-    /// When hidden states didn't come by.
+    /// If a requested hidden state wasn't recorded.
     pub fn finish(&self, pass: ForwardPass<'_>) -> Result<ForwardOutput> {
         let ForwardPass { record, mut answer, done, .. } = pass;
         if let Some(record) = record {

@@ -1,4 +1,4 @@
-use super::super::fake::{self, FakeOptions, Mishap};
+use super::super::fake::{self, FakeOptions, FakeFailure};
 use super::super::forward::{Chunking, Hidden, Positions};
 use super::super::plan::CallPlan;
 use super::*;
@@ -10,7 +10,7 @@ fn fixed(sizes: &[u64]) -> Vec<TokenCount> {
     sizes.iter().map(|size| TokenCount::Fixed(*size)).collect()
 }
 
-/// The double computes in one fixed order, so every way through it gives the same bits.
+/// The double computes in one fixed order, so every route gives the same bits.
 fn assert_same_as_reference(form: &FakeOptions, tokens: &[u32], chunking: Chunking) {
     let (model, _) = fake::model(form);
     let mut session = model.start(tokens.len() as u64).unwrap();
@@ -20,7 +20,7 @@ fn assert_same_as_reference(form: &FakeOptions, tokens: &[u32], chunking: Chunki
         let answer = session.forward(tokens, &ask).unwrap();
         assert_eq!(answer.logits, logits);
         assert_eq!(answer.hidden, hidden);
-        // the second time starts from what the first left behind, unless reset forgets it
+        // the second time starts from the states of the first, unless reset clears them
         session.reset().unwrap();
     }
 }
@@ -52,7 +52,7 @@ fn fixed_sizes_write_at_a_position() {
 }
 
 #[test]
-fn a_call_that_is_filled_up_leaves_no_trace() {
+fn padding_leaves_no_trace() {
     for slice in [false, true] {
         let form = FakeOptions { layer_tokens: fixed(&[8]), head_tokens: fixed(&[8]), slice, ..FakeOptions::default() };
         assert_same_as_reference(&form, &TEXT, Chunking::Largest);
@@ -70,7 +70,7 @@ fn a_filled_up_call_that_writes_at_a_position_must_fit_the_cache() {
 fn rotary_rows_are_those_of_the_texts_length() {
     let short = &TEXT[..fake::SHORT as usize];
     assert_same_as_reference(&FakeOptions::default(), short, Chunking::Largest);
-    // the same tokens as the beginning of a longer text are rotated otherwise
+    // the same tokens use other rotary rows as the beginning of a longer text
     let (model, _) = fake::model(&FakeOptions::default());
     let long = model.start(10).unwrap().forward(short, &ForwardOptions::all(Chunking::Largest)).unwrap();
     assert_eq!(long.logits, fake::reference(short, 10).1);
@@ -121,7 +121,7 @@ fn a_full_context_is_an_error_that_says_so() {
     assert_eq!(session.position(), 16);
 }
 
-/// Goes on with tokens that are then taken back, again and again, and compares with a text that never had them.
+/// Appends tokens and rewinds them repeatedly, and compares with a text that never had them.
 fn assert_rewinds(form: &FakeOptions) {
     let (model, _) = fake::model(form);
     let fresh = |tokens: &[u32]| model.start(16).unwrap().forward(tokens, &ForwardOptions::last()).unwrap().logits;
@@ -155,7 +155,7 @@ fn assert_rewinds(form: &FakeOptions) {
 }
 
 #[test]
-fn what_is_taken_back_leaves_no_trace() {
+fn rewound_tokens_leave_no_trace() {
     for (slice, recurrent, forks) in
         [(false, false, true), (true, false, false), (false, true, true), (false, true, false)]
     {
@@ -163,23 +163,23 @@ fn what_is_taken_back_leaves_no_trace() {
     }
 }
 
-/// A call fails in the middle of a text. What was computed before it holds, and the text can go on from there.
+/// A call fails in the middle of a text. Earlier results hold, and the text can continue.
 #[test]
 fn after_a_failure_the_text_can_go_on() {
-    for (mishap, recurrent, forks) in [
-        (Mishap::Error, false, true),
-        (Mishap::Short, false, true),
-        (Mishap::Error, true, true),
-        (Mishap::Short, true, false),
+    for (failure, recurrent, forks) in [
+        (FakeFailure::Error, false, true),
+        (FakeFailure::Short, false, true),
+        (FakeFailure::Error, true, true),
+        (FakeFailure::Short, true, false),
     ] {
-        // calls of a text of eleven tokens: two shards for each of 4, 4 and 3 tokens, then two pieces of the head
+        // calls of a text of eleven tokens: two shards for each of 4, 4 and 3 tokens, then two head parts
         for at in 0..8 {
             let (model, _) =
-                fake::model(&FakeOptions { script: vec![(at, mishap)], recurrent, forks, ..FakeOptions::default() });
+                fake::model(&FakeOptions { script: vec![(at, failure)], recurrent, forks, ..FakeOptions::default() });
             let mut session = model.start(TEXT.len() as u64).unwrap();
             let error = session.forward(&TEXT, &ForwardOptions::last()).unwrap_err().to_string();
-            let expected = match mishap {
-                Mishap::Error => "backend double: the device is busy",
+            let expected = match failure {
+                FakeFailure::Error => "backend double: the device is busy",
                 _ => "numbers for",
             };
             assert!(error.contains(expected), "{error}");

@@ -1,28 +1,29 @@
-//! What stands between the marks of a call.
+//! Contents between the marks of a call.
 
 use serde_json::{Deserializer, Map, Value as Json};
 
 use super::python;
 use super::{ToolCall, ToolFunction};
 
-/// How calls are spelt.
+/// Form of the contents.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Body {
-    /// `{"name": "f", "arguments": {"a": 1}}`, one or several, or a list of them.
+    /// JSON: `{"name": "f", "arguments": {"a": 1}}`, one or several, or a list of them.
     Json {
-        /// The key of the arguments that the model was taught; both are read.
+        /// Key of the arguments that the model was trained on; both keys are read.
         arguments: &'static str,
-        /// The model was taught to write a list.
+        /// Whether the model was trained to write a list.
         list: bool,
     },
-    /// `<function=f><parameter=a>1</parameter></function>`: strings without quotation marks, all else as JSON.
+    /// Elements: `<function=f><parameter=a>1</parameter></function>`, strings without quotation marks, other values as
+    /// JSON.
     Elements,
-    /// `[f(a=1), g()]`
+    /// Python calls: `[f(a=1), g()]`.
     Python,
 }
 
 impl Body {
-    /// The calls, or nothing if it isn't all calls. What types elements have, the `functions` say.
+    /// Parses calls; `None` if the text is anything else. The schemas of `functions` give the types of elements.
     pub(super) fn read(self, text: &str, functions: &[ToolFunction]) -> Option<Vec<ToolCall>> {
         match self {
             Body::Json { .. } => json(text),
@@ -45,7 +46,7 @@ fn json(text: &str) -> Option<Vec<ToolCall>> {
         let arguments = match arguments {
             None | Some(Json::Null) => Map::new(),
             Some(Json::Object(arguments)) => arguments,
-            // some write what the API has: JSON in a string
+            // some models write the API's form, JSON in a string
             Some(Json::String(text)) => serde_json::from_str(&text).ok()?,
             Some(_) => return None,
         };
@@ -76,13 +77,13 @@ fn elements(text: &str, functions: &[ToolFunction]) -> Option<Vec<ToolCall>> {
     Some(calls)
 }
 
-/// Without the line breaks that stand around a value.
+/// Returns a value without the line breaks around it.
 fn unwrapped(value: &str) -> &str {
     let value = value.strip_prefix('\n').unwrap_or(value);
     value.strip_suffix('\n').unwrap_or(value)
 }
 
-/// A value that is spelt without quotation marks: what it is, its schema says; without one, JSON where it is JSON.
+/// Parses an unquoted value by its schema's type; without a schema, as JSON if possible.
 fn typed(value: &str, schema: Option<&Json>) -> Json {
     let string = || Json::String(value.to_owned());
     match schema.map(|schema| &schema["type"]) {

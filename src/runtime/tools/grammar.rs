@@ -1,4 +1,4 @@
-//! The form of a text that has to be a call, in llguidance's kind of Lark.
+//! Grammar of a forced call, in llguidance's variant of Lark.
 
 use std::fmt::Write;
 
@@ -10,11 +10,11 @@ use crate::constraint::Grammar;
 use crate::tokenizer::Tokenizer;
 
 impl CallSyntax {
-    /// What a text has to be that calls one of `functions`, or `several` times.
+    /// Returns the grammar of a call of one of `functions`, or of several calls.
     pub fn grammar(&self, functions: &[ToolFunction], several: bool, tokenizer: &Tokenizer) -> Grammar {
         let mark = |mark: Option<&str>| match mark {
             None => String::new(),
-            // a special token is no text
+            // special tokens aren't text
             Some(mark) => match tokenizer.id(mark).filter(|id| tokenizer.token_bytes(*id).is_empty()) {
                 Some(id) => format!("<[{id}]>"),
                 None => quoted(mark),
@@ -31,7 +31,7 @@ impl CallSyntax {
         if in_list {
             let _ = writeln!(lark, "start: {open} {space} \"[\" call{} \"]\" {space} {close}", more(", ", "call"));
         } else {
-            // without a mark nothing tells where the next call begins
+            // without an opening mark nothing separates calls
             let more = if self.open.is_some() { more("\n", "marked") } else { String::new() };
             let _ = writeln!(lark, "start: marked{more}\nmarked: {open} {space} call {space} {close}");
         }
@@ -47,13 +47,12 @@ impl CallSyntax {
     }
 }
 
-/// A text in quotation marks, with Lark's escapes, which are JSON's.
+/// Quotes a text with Lark's escapes, which equal JSON's.
 fn quoted(text: &str) -> String {
     Json::from(text).to_string()
 }
 
-/// `%json` with a schema, written as templates write JSON. Definitions that the schema refers to are those of the
-/// function.
+/// Returns a `%json` rule of a schema in the style of templates, with the function's definitions.
 fn json_rule(mut schema: Map<String, Json>, function: &ToolFunction) -> String {
     for key in ["$defs", "definitions"] {
         if let Some(definitions) = function.parameters.get(key) {
@@ -81,7 +80,7 @@ fn json_call(lark: &mut String, rule: &str, function: &ToolFunction, arguments: 
     let _ = writeln!(lark, "{rule}: {}", json_rule(schema, function));
 }
 
-/// The properties of a function's arguments: name, schema, whether it has to be there.
+/// Returns the properties of a function's arguments: name, schema, and whether required.
 fn properties(function: &ToolFunction) -> Vec<(&str, Map<String, Json>, bool)> {
     let required = |key: &str| {
         let names = function.parameters["required"].as_array();
@@ -108,7 +107,7 @@ fn element_call(lark: &mut String, rule: &str, function: &ToolFunction) {
                 writeln!(rules, "{field}: {open} ({}) {}", choices.join(" | "), quoted(close))
             }
             (_, Some(kind)) if kind == "string" => {
-                // any text, up to the first mark of its end
+                // any text up to the closing mark
                 writeln!(
                     rules,
                     "{field}: {open} {field}_text \"\\n\"\n{field}_text[suffix=\"</parameter>\"]: /(?s:.*)/"
@@ -134,7 +133,7 @@ fn python_call(lark: &mut String, rule: &str, function: &ToolFunction) {
         let field = format!("{rule}_{index}");
         let value = json_rule(schema, function);
         let _ = writeln!(lark, "{field}: {} {field}_value\n{field}_value: {value}", quoted(&format!("{key}=")));
-        // `first`: nothing was written yet; `rest`: a comma comes before
+        // `first`: no argument so far; `rest`: a comma precedes
         let (next_first, next_rest) = match index < last {
             true => (format!("{rule}_first_{}", index + 1), format!(" {rule}_rest_{}", index + 1)),
             false => ("\"\"".to_owned(), String::new()),

@@ -1,14 +1,14 @@
-//! Calls as Python writes them: `[f(a="b", n=[1, 2.5], flag=True), g()]`. Names with dots, keyword arguments and literals;
-//! JSON's `true`, `false` and `null` too.
+//! Parser of Python calls: `[f(a="b", n=[1, 2.5], flag=True), g()]`. Dotted names, keyword arguments and literals,
+//! including JSON's `true`, `false` and `null`.
 
 use serde_json::{Map, Number, Value as Json};
 
 use super::ToolCall;
 
-/// Depth of values within values.
+/// Maximum nesting of values.
 const DEPTH: usize = 64;
 
-/// The calls of a list, or a single call.
+/// Parses a list of calls, or a single call.
 pub(super) fn calls(text: &str) -> Option<Vec<ToolCall>> {
     let mut reader = Reader { rest: text };
     let calls = match reader.take("[") {
@@ -18,7 +18,7 @@ pub(super) fn calls(text: &str) -> Option<Vec<ToolCall>> {
     reader.ends().then_some(calls)
 }
 
-/// A literal.
+/// Parses a literal.
 pub(super) fn value(text: &str) -> Option<Json> {
     let mut reader = Reader { rest: text };
     let value = reader.value(DEPTH)?;
@@ -47,7 +47,7 @@ impl<'a> Reader<'a> {
         after.is_some()
     }
 
-    /// Takes characters as long as they are `of` a kind, at least one.
+    /// Takes one or more characters that satisfy `of`.
     fn word(&mut self, of: impl Fn(char) -> bool) -> Option<&'a str> {
         self.skip();
         let end = self.rest.find(|letter| !of(letter)).unwrap_or(self.rest.len());
@@ -60,7 +60,7 @@ impl<'a> Reader<'a> {
         self.word(|letter| letter.is_alphanumeric() || "_.-".contains(letter))
     }
 
-    /// Items with commas between them up to `end`; one comma more is allowed.
+    /// Parses items separated by commas up to `end`; a trailing comma is allowed.
     fn list<T>(&mut self, end: &str, mut item: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
         let mut items = Vec::new();
         while !self.take(end) {
@@ -121,7 +121,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A string with Python's escapes; three quotation marks on either side are allowed.
+    /// Parses a string with Python's escapes, in single or triple quotation marks.
     fn string(&mut self, quote: char) -> Option<String> {
         let long: String = [quote; 3].iter().collect();
         let end = if self.take(&long) {
@@ -149,7 +149,7 @@ impl<'a> Reader<'a> {
         Some(letter)
     }
 
-    /// What follows a backslash. An unknown escape stands for itself, as in Python.
+    /// Parses the rest of an escape. An unknown escape stands for itself, as in Python.
     fn escape(&mut self) -> Option<Vec<char>> {
         Some(match self.letter()? {
             'n' => vec!['\n'],
@@ -167,7 +167,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// A character by its number, of so many hexadecimal digits. Halves of a pair, as JSON has them, are joined.
+    /// Parses a character code of `digits` hexadecimal digits. Surrogate pairs, as in JSON, are joined.
     fn code(&mut self, digits: usize) -> Option<char> {
         let code = self.hexadecimal(digits)?;
         if (0xD800..0xDC00).contains(&code)

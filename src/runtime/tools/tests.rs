@@ -33,7 +33,7 @@ fn said(text: &str) -> ToolTextPart {
     ToolTextPart::Text(text.into())
 }
 
-/// What comes out of a text that comes in pieces of `size` characters, with neighbouring texts joined.
+/// Returns the parts of a text fed in pieces of `size` characters, with neighbouring texts joined.
 fn read(syntax: &'static CallSyntax, whole: &str, size: usize) -> Vec<ToolTextPart> {
     let mut reader = CallReader::new(syntax, &functions());
     let letters: Vec<char> = whole.chars().collect();
@@ -50,7 +50,7 @@ fn read(syntax: &'static CallSyntax, whole: &str, size: usize) -> Vec<ToolTextPa
 }
 
 fn syntax(first_mark: &str, body: fn(&Body) -> bool) -> &'static CallSyntax {
-    SYNTAXES.iter().find(|syntax| syntax.told_by[0] == first_mark && body(&syntax.body)).unwrap()
+    SYNTAXES.iter().find(|syntax| syntax.marks[0] == first_mark && body(&syntax.body)).unwrap()
 }
 
 fn hermes() -> &'static CallSyntax {
@@ -107,7 +107,7 @@ fn text_around_calls_stays_and_white_space_between_them_goes() {
 }
 
 #[test]
-fn what_is_no_call_stays_text() {
+fn text_that_is_no_call_stays_text() {
     for whole in [
         "<tool_call>\n{\"name\": \"weather\", \"arg",
         "<tool_call>\nnonsense\n</tool_call> and more",
@@ -164,11 +164,10 @@ fn tools_are_read_as_the_api_has_them() {
     assert!(error(json!({"type": "function", "function": {"name": "f", "parameters": 3}})).contains("\"f\""));
 }
 
-/// A model without knowledge, held to the form, writes only calls: of every syntax, by every seed, and with arguments
-/// that fit the schema.
+/// Random text under the grammar consists of calls only, for every syntax and seed, and its arguments fit the schema.
 #[cfg(feature = "grammar")]
 #[test]
-fn whatever_is_written_under_the_form_is_a_call() {
+fn random_text_under_the_grammar_is_a_call() {
     let tokenizer =
         Tokenizer::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo/model/tokenizer.json")).unwrap();
     let vocab_size = tokenizer.len() as u64;
@@ -181,7 +180,7 @@ fn whatever_is_written_under_the_form_is_a_call() {
             let mut bytes = Vec::new();
             while !constraint.is_finished() && bytes.len() < 4000 {
                 let mut logits = vec![0.0; vocab_size as usize];
-                // the end, and what strings and values end with, is likelier
+                // closing tokens are likelier, so that texts end
                 logits[0] = 6.0;
                 let written = String::from_utf8_lossy(&bytes);
                 let closing = "\n</parameter>\n";
@@ -211,7 +210,7 @@ fn whatever_is_written_under_the_form_is_a_call() {
                 let function = functions.iter().find(|function| function.name == call.name).unwrap();
                 let arguments = Json::Object(call.arguments.clone());
                 let free = syntax.body == Body::Elements;
-                // a string between elements has no length that could be counted while it is written
+                // a string between elements has no length limit while it is generated
                 let valid = jsonschema::is_valid(&function.parameters, &arguments);
                 assert!(
                     valid || (free && arguments["city"].is_string() && arguments["near"]["x"].is_boolean()),
@@ -223,7 +222,7 @@ fn whatever_is_written_under_the_form_is_a_call() {
 }
 
 proptest! {
-    /// No text is lost or invented: what is no call comes out as it went in.
+    /// No text is lost or invented.
     #[test]
     fn text_without_marks_comes_out_whole(text in "[a-z<>{}\\[\\]\"=_ \n|/]{0,60}", size in 1_usize..9) {
         for syntax in &SYNTAXES {
@@ -233,7 +232,7 @@ proptest! {
         }
     }
 
-    /// A call's arguments come out as they went in, through JSON and through Python.
+    /// A call's arguments survive JSON and Python.
     #[test]
     fn arguments_survive(city in any::<String>(), days in any::<i64>()) {
         let expected = call("weather", json!({"city": city, "days": days}));

@@ -1,8 +1,8 @@
-//! What a text carries, taken from the functions of one context to those of another.
+//! Transfer of a text's states from one context's functions to another's.
 //!
-//! A state is an array of equal parts, each of one layer. Of keys and values, the rows of the positions that both contexts
-//! have slots for go to the slots that these positions have in the other context; what doesn't depend on positions is the
-//! same in both. After that the states hold what they would hold if the text had begun there.
+//! A state is an array of equal parts, each of one layer. Of keys and values, the rows of positions that both contexts
+//! have slots for are copied to the new slots; parts that don't depend on positions are copied whole. The result equals
+//! the states of a text that began in the new context.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use anec_bundle::{StatePart, StateRole};
 use anec_exec::{Tensor, TensorData};
 use anec_mil::DataType;
 
-/// The parts of states, by what they hold and the layer that they belong to.
+/// Parts of states, by content and layer.
 #[derive(Default)]
 pub(super) struct StateParts(BTreeMap<(StatePart, usize), Part>);
 
@@ -23,7 +23,7 @@ struct Part {
 }
 
 impl StateParts {
-    /// Adds what a state holds.
+    /// Adds the contents of a state.
     pub(super) fn add(&mut self, role: &StateRole, tensor: &Arc<Tensor>) {
         let parts = role.parts();
         let count = parts.len();
@@ -32,15 +32,15 @@ impl StateParts {
         }
     }
 
-    /// Whether no state was added: all are zero.
+    /// Returns whether no state was added, which means that all are zero.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// A state of `shape` after the first `position` tokens of the text.
+    /// Returns a state of `shape` after the first `position` tokens of the text.
     ///
     /// # Errors
-    /// What differs in shape.
+    /// If the shapes differ, with the difference.
     pub(super) fn state(&self, role: &StateRole, shape: Vec<usize>, position: usize) -> Result<Tensor, String> {
         let parts = role.parts();
         let mut state = Tensor::zeros(DataType::Fp16, shape);
@@ -49,7 +49,7 @@ impl StateParts {
         };
         let length = values.len() / parts.len().max(1);
         for ((part, layer), values) in parts.iter().zip(values.chunks_exact_mut(length.max(1))) {
-            // what no call has used is zero
+            // states that no call has used are zero
             let found = self.0.get(&(*part, *layer)).and_then(|own| Some((own, own.values()?)));
             let Some((own, from)) = found else { continue };
             let (own_slots, own_width) = (own.tensor.shape[2], own.tensor.shape[3]);
@@ -97,7 +97,7 @@ fn copy_rows((from, from_slots): (&[f32], usize), (to, to_slots): (&mut [f32], u
 mod tests {
     use super::*;
 
-    /// A cache `[1, heads, slots, 2]` in which the rows of the positions before `end` say which they are.
+    /// Returns a cache `[1, heads, slots, 2]` whose rows before `end` hold their own position.
     fn cache(heads: usize, slots: usize, end: usize) -> Tensor {
         let mut tensor = Tensor::zeros(DataType::Fp16, vec![1, heads, slots, 2]);
         let TensorData::F32(values) = &mut tensor.data else { panic!("floats") };
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn a_cache_after_a_move_is_that_of_a_text_that_began_there() {
         let role = StateRole::KeyCache { layer: 3 };
-        // slots before and after, and tokens: caches that grow, and a window's ring that has gone round
+        // slots before and after, and tokens: growing caches, and a window's ring that has wrapped
         for (from, to, position) in [(4, 8, 3), (4, 8, 4), (4, 4, 9), (4, 16, 0), (6, 6, 6)] {
             let mut parts = StateParts::default();
             parts.add(&role, &Arc::new(cache(2, from, position)));
@@ -122,7 +122,7 @@ mod tests {
         }
     }
 
-    /// In a short context, layers with a window have as many slots as all others, and one state holds them all.
+    /// In a short context, windowed layers have as many slots as all others, and one state holds them all.
     #[test]
     fn states_are_put_together_anew() {
         let mut parts = StateParts::default();
@@ -135,7 +135,7 @@ mod tests {
             &Arc::new(Tensor::new(vec![1, 2, 1, 2], vec![1.0, 2.0, 3.0, 4.0])),
         );
         let second = parts.state(&StateRole::KeyValueCache { layers: vec![1] }, vec![1, 2, 4, 2], 3).unwrap();
-        // keys and values of the second layer; the row of the position that hasn't come stays zero
+        // keys and values of the second layer; the row of the position to come stays zero
         let expected: Vec<f32> =
             whole[16..].iter().enumerate().map(|(i, v)| if i % 8 < 6 { *v } else { 0.0 }).collect();
         assert_eq!(second.floats().unwrap(), expected);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_doesnt_fit_is_said() {
+    fn states_that_dont_fit_are_refused() {
         let mut parts = StateParts::default();
         assert!(parts.is_empty());
         parts.add(&StateRole::KeyCache { layer: 0 }, &Arc::new(cache(2, 4, 2)));
