@@ -93,13 +93,13 @@ mod intercepted;
 pub mod logprobs;
 pub mod lookup;
 pub mod model;
-pub(crate) mod state_transfer;
 pub mod plan;
 pub mod prefix;
 pub mod profile;
 pub mod request;
 pub mod sampling;
 pub mod session;
+pub(crate) mod state_transfer;
 pub(crate) mod states;
 #[cfg(test)]
 mod tests;

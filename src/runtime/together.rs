@@ -315,7 +315,7 @@ fn call_together(
 
 #[cfg(test)]
 mod tests {
-    use super::super::fake::{self, FakeOptions, FakeFailure};
+    use super::super::fake::{self, FakeFailure, FakeOptions};
     use super::*;
     use anec_bundle::TokenCount;
 

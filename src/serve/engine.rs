@@ -388,7 +388,8 @@ impl Worker {
             }
             None => self.cache.take(&job.request.prompt, length)?,
         };
-        let mut generation = session.generate(job.request)?.with_constraint(job.constraint).with_prompt_chunk(PROMPT_CHUNK);
+        let mut generation =
+            session.generate(job.request)?.with_constraint(job.constraint).with_prompt_chunk(PROMPT_CHUNK);
         if let Some((draft, tokens)) = &self.draft {
             generation = generation.with_draft(draft, *tokens)?;
         }
@@ -470,7 +471,7 @@ mod tests {
 
     use super::*;
     use crate::service::whole;
-    use anec_runtime::fake::{self, FakeOptions, FakeFailure};
+    use anec_runtime::fake::{self, FakeFailure, FakeOptions};
 
     const LIMITS: ServeLimits = ServeLimits { parallel: 2, queue: 8, kept: 2, timeout: Duration::from_secs(60) };
 

@@ -72,7 +72,7 @@ impl LoadingStage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anec_runtime::fake::{self, FakeOptions, FakeFailure};
+    use anec_runtime::fake::{self, FakeFailure, FakeOptions};
 
     fn loaded(form: &FakeOptions) -> (LoadingStage, Vec<String>) {
         let (model, calls) = fake::model(form);

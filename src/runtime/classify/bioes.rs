@@ -209,7 +209,15 @@ impl Viterbi {
             })
             .collect();
         let zeros = vec![0.0; usize::from(count)];
-        Viterbi { scheme, before, scores: zeros.clone(), next: zeros, back: Vec::new(), begun: false, look: FIRST_CHECK }
+        Viterbi {
+            scheme,
+            before,
+            scores: zeros.clone(),
+            next: zeros,
+            back: Vec::new(),
+            begun: false,
+            look: FIRST_CHECK,
+        }
     }
 
     /// Returns the number of tokens whose labels are undecided.

@@ -1,6 +1,6 @@
 //! Forward pass through all layers and the LM head, whole or call by call.
 
-use super::{PreviousRows, PreviousHidden, TokenSession};
+use super::{PreviousHidden, PreviousRows, TokenSession};
 use crate::error::RuntimeError;
 use crate::forward::{ForwardOptions, ForwardOutput, Hidden};
 use crate::hidden::{HiddenFrame, Record};

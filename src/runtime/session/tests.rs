@@ -1,4 +1,4 @@
-use super::super::fake::{self, FakeOptions, FakeFailure};
+use super::super::fake::{self, FakeFailure, FakeOptions};
 use super::super::forward::{Chunking, Hidden, Positions};
 use super::super::plan::CallPlan;
 use super::*;
