@@ -1,9 +1,8 @@
-//! Core ML's model format as prost types: the part that `anec` reads and writes.
+//! Prost types of the part of Core ML's model format that `anec` reads and writes.
 //!
-//! `schema/` states the format's message names, field names and numbers; the code under `generated/` is made from it by
-//! `tests/schema.rs` and committed, so that a build needs no schema compiler. All maps are ordered, so that equal
-//! messages have equal bytes. Model kinds other than ML Programs decode as empty messages: enough to name them.
-//!
+//! `schema/` declares the format's message names, field names and numbers. `tests/schema.rs` generates the code under
+//! `generated/`, which is committed so that a build needs no schema compiler. All maps are ordered, so that equal
+//! messages have equal bytes. Model kinds other than ML Programs decode as empty messages, so that they can be named.
 //! ```
 //! use coreml_proto::{Model, ModelDescription, decode_model, encode_model};
 //!
@@ -24,7 +23,7 @@
 pub mod specification {
     include!("generated/core_ml.specification.rs");
 
-    /// `CoreML.Specification.CoreMLModels`: kinds of model that are only recognised.
+    /// `CoreML.Specification.CoreMLModels`: model kinds that are recognised only by name.
     pub mod core_ml_models {
         include!("generated/core_ml.specification.core_ml_models.rs");
     }
@@ -52,9 +51,9 @@ pub fn encode_model(model: &Model) -> Vec<u8> {
     model.encode_to_vec()
 }
 
-/// Encodes a model file whose program, which `model` lacks, is encoded already.
+/// Encodes a model file from a model without its program and the encoded program.
 pub fn encode_ml_program(model: &Model, program: &[u8]) -> Vec<u8> {
-    /// The number of `mlProgram`, which is larger than those of what `model` has.
+    /// Field number of `mlProgram`; larger than those of the fields in `model`.
     const ML_PROGRAM: u32 = 502;
     let mut out = model.encode_to_vec();
     out.reserve_exact(program.len() + 16);
@@ -62,20 +61,19 @@ pub fn encode_ml_program(model: &Model, program: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Appends the encoding of a block to that of others, which together are one block: what is repeated in them follows one
-/// another.
+/// Appends the encoding of a block. Concatenated encodings decode as one block with their repeated fields in order.
 pub fn append_block(block: &mil_spec::Block, out: &mut Vec<u8>) {
     block.encode_raw(out);
 }
 
-/// Appends a field that is a text, or a message that is encoded already.
+/// Appends a field of text or of an encoded message.
 pub fn append_bytes(number: u32, bytes: &[u8], out: &mut Vec<u8>) {
     encode_key(number, WireType::LengthDelimited, out);
     encode_varint(bytes.len() as u64, out);
     out.extend_from_slice(bytes);
 }
 
-/// Appends an entry of a map from texts to messages. An empty message is left out of its entry, as prost does.
+/// Appends an entry of a map from texts to messages. An empty message is omitted from its entry, as in prost.
 pub fn append_entry(number: u32, key: &str, message: &[u8], out: &mut Vec<u8>) {
     let fields = [(1, key.as_bytes()), (2, message)].into_iter().filter(|(_, bytes)| !bytes.is_empty());
     let length = fields.clone().map(|(_, bytes)| 1 + encoded_len_varint(bytes.len() as u64) + bytes.len());

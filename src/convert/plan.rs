@@ -238,7 +238,7 @@ impl Planner<'_> {
 
     /// Whether a layer's feed-forward network has a package of its own.
     fn is_divided(&self, layer: usize) -> bool {
-        self.form.leaves_feed_forward_out(self.counts[layer].is_some())
+        self.form.omits_feed_forward(self.counts[layer].is_some())
     }
 
     /// The layers of each package.

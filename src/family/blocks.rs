@@ -1,23 +1,23 @@
-//! Blocks: the equations that families are composed of, in ops.
+//! Blocks: the equations that families are composed of, as ops.
 //!
 //! | module | equation |
 //! |---|---|
 //! | [`linear`] | `W x + b` |
 //! | [`norm`] | `x / sqrt(mean(x^2) + eps) * w`, with or without the mean of x |
 //! | [`rope`] | rotation of queries and keys by position |
-//! | [`state`] | what a function carries from call to call |
-//! | [`cache`] | where keys and values are kept between calls |
+//! | [`state`] | states that are carried from call to call |
+//! | [`cache`] | KV caches |
 //! | [`attention`] | `softmax(q k^T + mask) v` |
-//! | [`banded_attention`] | the same on both sides, of all the text or within a band, without a cache |
+//! | [`banded_attention`] | bidirectional attention to the whole text or within a band, without a cache |
 //! | [`cca`] | attention whose queries and keys are mixed over neighbouring tokens |
 //! | [`causal_conv`] | depthwise convolution with carried inputs |
 //! | [`short_conv`] | `W_out (C * conv(B * x))` |
-//! | [`delta_net`] | a linear recurrence of matrices |
-//! | [`mamba2`] | another, whose corrections don't depend on what is known |
+//! | [`delta_net`] | linear recurrence with delta rule |
+//! | [`mamba2`] | linear recurrence without delta rule |
 //! | [`activation`] | SiLU, GELU, softplus |
 //! | [`mlp`] | `W_down (act(W_gate x) * W_up x)`, `W_down act(W_up x)` |
-//! | [`moe`] | a few of many such networks |
-//! | [`depth_router`] | one of them or none, by a state that goes from layer to layer |
+//! | [`moe`] | mixture of experts |
+//! | [`depth_router`] | mixture of experts with a router state that passes from layer to layer |
 //! | [`dense_and_moe`] | `norm(mlp x) + norm(moe x)` |
 //! | [`per_layer_input`] | `W_out (act(W_gate x) * e)` |
 //! | [`residual`] | `(f + b_f) s_f + (x + b_x) s_x` |
@@ -52,31 +52,40 @@ use anec_mil::{Dim, FunctionBuilder, ValueId};
 use anec_source::SourceWeight;
 use attention::SharedKeyValues;
 
-/// A function being built: its ops, its form and the way weights get in.
+/// A function under construction: its ops, its op forms and its weight emitter.
 pub struct Graph<'a> {
-    /// Ops so far.
+    /// Builder of the ops.
     pub ops: FunctionBuilder,
     /// Op forms.
     pub form: LoweringOptions,
-    /// Tokens of one call: a number or the symbol `T`.
+    /// Tokens of a call: a number or the symbol `T`.
     pub tokens: Dim,
-    /// What the states that are inputs and outputs hold at this point.
-    kept: Vec<ValueId>,
-    /// Keys and values that several layers look at, by the layer that they come from.
+    /// Current values of states that are inputs and outputs.
+    state_values: Vec<ValueId>,
+    /// Keys and values that several layers use, by the layer that computes them.
     pub shared: BTreeMap<usize, SharedKeyValues>,
-    /// Rotary tables as wide as heads, by the tables that came in.
+    /// Rotary tables widened to heads, by their source and width.
     wide: Vec<(rope::Rotation, u64, rope::Rotation)>,
     weights: &'a mut dyn EmitWeight,
     error: Option<Error>,
 }
 
 impl<'a> Graph<'a> {
-    /// An empty function.
+    /// Creates an empty function.
     pub fn new(ops: FunctionBuilder, form: LoweringOptions, tokens: Dim, weights: &'a mut dyn EmitWeight) -> Self {
-        Graph { ops, form, tokens, kept: Vec::new(), shared: BTreeMap::new(), wide: Vec::new(), weights, error: None }
+        Graph {
+            ops,
+            form,
+            tokens,
+            state_values: Vec::new(),
+            shared: BTreeMap::new(),
+            wide: Vec::new(),
+            weights,
+            error: None,
+        }
     }
 
-    /// The fp16 value of a weight, seen as a tensor of `shape`.
+    /// fp16 value of a weight, reshaped to `shape`.
     pub fn weight(&mut self, name: &str, role: Role, weight: &SourceWeight, shape: &[u64]) -> ValueId {
         match self.weights.emit(&mut self.ops, name, role, weight, shape) {
             Ok(value) => value,
@@ -87,8 +96,8 @@ impl<'a> Graph<'a> {
         }
     }
 
-    /// What the product of a projection's weight is to be multiplied by, seen as a tensor of `shape`, if its number format
-    /// has a scale for each row.
+    /// Factor of each row of a projection's product, reshaped to `shape`; `None` if the weight's number format has no
+    /// scale per row.
     pub fn row_scale(&mut self, name: &str, role: Role, weight: &SourceWeight, shape: &[u64]) -> Option<ValueId> {
         match self.weights.emit_row_scale(&mut self.ops, name, role, weight, shape) {
             Ok(value) => value,
@@ -99,18 +108,18 @@ impl<'a> Graph<'a> {
         }
     }
 
-    /// Records why the function can't be built; the first reason counts.
+    /// Records why the function can't be built; only the first reason is kept.
     pub fn refuse(&mut self, error: impl Into<Error>) {
         self.error.get_or_insert(error.into());
     }
 
-    /// Records that a block lacks what it needs, which only a mistake in a family's engine can cause; gives `x` back.
+    /// Records that a block lacks an input, which is an internal error of a family's engine; returns `x`.
     pub fn missing(&mut self, block: &str, what: &str, x: ValueId) -> ValueId {
         self.ops.fail(block, block, format!("it needs {what}"));
         x
     }
 
-    /// Names what `body` adds `scope_…`.
+    /// Prefixes the names of values that `body` adds with `scope_`.
     pub fn scope<R>(&mut self, scope: &str, body: impl FnOnce(&mut Self) -> R) -> R {
         self.ops.enter(scope);
         let result = body(self);
@@ -118,7 +127,7 @@ impl<'a> Graph<'a> {
         result
     }
 
-    /// Names what `body` adds after a layer, whose weights it emits.
+    /// Prefixes the names of values that `body` adds with the layer, and assigns its weights to the layer.
     pub fn layer<R>(&mut self, index: usize, body: impl FnOnce(&mut Self) -> R) -> R {
         self.weights.of_layer(Some(index));
         let result = self.scope(&layer_scope(index), body);
@@ -126,7 +135,7 @@ impl<'a> Graph<'a> {
         result
     }
 
-    /// The shape of hidden states with this many channels.
+    /// Shape of hidden states with this many channels.
     pub fn hidden_shape(&self, channels: u64) -> Vec<Dim> {
         match self.form.layout {
             Layout::Bcs1 => vec![Dim::Fixed(1), Dim::Fixed(channels), self.tokens.clone(), Dim::Fixed(1)],
@@ -134,10 +143,10 @@ impl<'a> Graph<'a> {
         }
     }
 
-    /// The finished builder, or the first weight that could not be emitted.
+    /// Returns the builder.
     ///
     /// # Errors
-    /// That weight's error.
+    /// Returns the error of the first weight that could not be emitted.
     pub fn into_ops(self) -> Result<FunctionBuilder> {
         match self.error {
             Some(error) => Err(error),
@@ -146,7 +155,7 @@ impl<'a> Graph<'a> {
     }
 }
 
-/// What a bundle says of a shape.
+/// Dimensions of a shape as in a bundle.
 pub(crate) fn extents(shape: &[Dim]) -> Vec<PortDim> {
     shape.iter().map(|d| d.fixed().map_or_else(|| PortDim::Tokens(d.to_string()), PortDim::Fixed)).collect()
 }

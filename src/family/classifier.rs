@@ -1,15 +1,14 @@
-//! Token classifiers: a label for every token, from the text on both sides of it.
+//! Token classifiers: a label for every token, from bidirectional context.
 //!
 //! ```text
-//! x = x + attention(norm(x))            (for each layer: a band of the text on both sides)
+//! x = x + attention(norm(x))            (for each layer: a band on both sides)
 //! x = x + experts(norm(x))
 //! logits = W_score norm(x) + b
 //! ```
 //!
-//! There is one family: OpenAI's privacy filter (transformers' `openai_privacy_filter`), a gpt-oss block that looks both
-//! ways. Functions have no state. A layer's output at a token depends on the tokens up to `band` away, so that a function
-//! of n layers gives the right numbers for all tokens of a call but n times the band at each end that isn't an end of the
-//! text.
+//! The only family is OpenAI's privacy filter (transformers' `openai_privacy_filter`), a bidirectional gpt-oss block.
+//! Functions have no state. A layer's output at a token depends on the tokens up to `band` away. So a function of n
+//! layers is correct for all tokens of a call except n times the band at each end that isn't an end of the text.
 
 pub mod config;
 mod tensors;
@@ -47,11 +46,11 @@ struct Classifier {
     /// Token embedding `[vocab_size, hidden_size]`.
     embedding: SourceWeight,
     final_norm: Norm,
-    /// A row for each label.
+    /// Output projection with a row for each label.
     score: Linear,
 }
 
-/// The weights of one layer.
+/// Weights of a layer.
 struct Layer {
     attention_norm: Norm,
     attention: BandedAttention,
@@ -72,7 +71,7 @@ pub(super) fn open(
 }
 
 impl Classifier {
-    /// Where experts are apart, `layers` ends with the first one: all have some.
+    /// Function of layers. With separate experts, `layers` ends with the first one, because all layers have experts.
     fn layers_function(&self, g: &mut Graph<'_>, layers: Range<usize>) -> Ports {
         let mut ports = Ports::default();
         let mut x = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(self.config.hidden_size));
@@ -96,7 +95,7 @@ impl Classifier {
                 let normal = rms_norm(g, x, &layer.attention_norm, 1);
                 let seen = g.scope("attn", |g| banded_attention(g, normal, &layer.attention, shared));
                 let x = g.ops.add(x, seen);
-                if g.form.leaves_feed_forward_out(true) {
+                if g.form.omits_feed_forward(true) {
                     return (g.ops.rename(x, "hidden"), None);
                 }
                 let normal = rms_norm(g, x, &layer.experts_norm, 1);
@@ -113,11 +112,11 @@ impl Classifier {
             }
         }
         ports.output(g, "hidden_out", PortRole::Hidden, x);
-        ports.asked_experts(g, task);
+        ports.expert_outputs(g, task);
         ports
     }
 
-    /// The experts of a layer whose function leaves them out, all together.
+    /// Function of all experts of a layer whose function omits them.
     fn feed_forward_function(&self, g: &mut Graph<'_>, index: usize) -> Ports {
         let layer = &self.layers[index];
         let mut ports = Ports::default();
@@ -216,7 +215,7 @@ impl FamilyModel for Classifier {
         if factor == 1.0 {
             return;
         }
-        // what reads the stream is a norm, whose epsilon goes along; what writes to it brings the factor in
+        // norms that read the stream scale their epsilon; blocks that write to it apply the factor
         self.embedding = self.embedding.scale(factor as f32);
         self.final_norm.eps *= factor * factor;
         for layer in &mut self.layers {
@@ -232,7 +231,7 @@ impl FamilyModel for Classifier {
     }
 }
 
-/// What the bundle says of a configuration.
+/// Dimensions of a configuration for the bundle.
 fn facts(config: &ClassifierConfig) -> FamilyFacts {
     FamilyFacts {
         family: OPENAI_PRIVACY_FILTER.name.to_owned(),

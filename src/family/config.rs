@@ -1,6 +1,6 @@
-//! The configuration of a decoder, resolved: every default filled in, every rule applied.
+//! Resolved configuration of a decoder, with all defaults and rules applied.
 //!
-//! GGUF metadata is first put into the words of `config.json` ([`gguf`]); then one reader serves both.
+//! GGUF metadata is first converted to the keys of `config.json` ([`gguf`]), so that one reader serves both.
 
 mod experts;
 mod gemma4;
@@ -24,7 +24,7 @@ use keys::Keys;
 pub use mamba2::{BlockMultipliers, Mamba2Config, Mamba2Norm};
 pub use mixers::{CcaConfig, DeltaNetConfig, ShortConvConfig};
 
-/// Tensors of multimodal models that the text model has no part in.
+/// Tensors of multimodal models outside of the text model.
 pub const NOT_TEXT: &[&str] = &[
     "vision_tower.*",
     "multi_modal_projector.*",
@@ -37,10 +37,10 @@ pub const NOT_TEXT: &[&str] = &[
     "model.embed_audio.*",
 ];
 
-/// The text model's configuration within a multimodal one.
+/// Configuration of the text model within a multimodal one.
 ///
 /// # Errors
-/// When there is none.
+/// Returns an error if there is none.
 pub fn text_config(
     place: &str,
     config: &Map<String, Json>,
@@ -51,14 +51,14 @@ pub fn text_config(
         return Err(keys.value("text_config", &format!("the configuration of a {} model", family.name)));
     };
     let mut text = text.clone();
-    // tying is a matter of the whole model
+    // the key of the whole model applies
     if let Some(tied) = keys.bool("tie_word_embeddings")? {
         text.insert("tie_word_embeddings".into(), Json::Bool(tied));
     }
     Ok(text)
 }
 
-/// A decoder.
+/// Configuration of a decoder.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DecoderConfig {
     /// Family.
@@ -69,131 +69,131 @@ pub struct DecoderConfig {
     pub intermediate_size: u64,
     /// Number of layers.
     pub num_hidden_layers: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub num_attention_heads: u64,
-    /// Key-value heads; divides the query heads.
+    /// Number of key-value heads; divides the query heads.
     pub num_key_value_heads: u64,
     /// Width of a head.
     pub head_dim: u64,
     /// Rows of the embedding.
     pub vocab_size: u64,
-    /// Longest text.
+    /// Longest supported text in tokens.
     pub max_position_embeddings: u64,
-    /// Queries are scaled by their position.
+    /// Position-dependent scale of queries.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub late_query_scale: Option<LateQueryScale>,
     /// Epsilon of all norms.
     pub rms_norm_eps: f64,
-    /// The LM head is the embedding.
+    /// Whether the LM head is the embedding.
     pub tie_word_embeddings: bool,
-    /// Tokens see those on both sides.
+    /// Whether attention is bidirectional.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub bidirectional: bool,
-    /// Vectors of each token for each layer.
+    /// Per-layer embeddings of tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub per_layer_embedding: Option<PerLayerEmbeddingConfig>,
-    /// Query-key norms.
+    /// Place of query-key norms.
     pub qk_norm: QkNorm,
-    /// Each head of values is normed, without a gain.
+    /// Whether each head of values is normed, without a gain.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub value_norm: bool,
     /// Place of the norms.
     pub norms: NormPlacement,
-    /// Biases on q, k and v.
+    /// Whether q, k and v have biases.
     pub qkv_bias: bool,
-    /// Bias on the attention's output projection.
+    /// Whether attention's output projection has a bias.
     pub output_bias: bool,
-    /// Biases in the feed-forward network.
+    /// Whether the feed-forward network has biases.
     pub mlp_bias: bool,
-    /// Bias of the LM head.
+    /// Whether the LM head has a bias.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub head_bias: bool,
-    /// What norms are.
+    /// Kind of norms.
     #[serde(skip_serializing_if = "is_root_mean_square")]
     pub norm: NormKind,
-    /// How the mixer and the feed-forward network of a layer lie to each other.
+    /// Order of mixer and feed-forward network.
     #[serde(skip_serializing_if = "is_sequential")]
     pub form: LayerForm,
-    /// The source holds q, k, v in one tensor.
+    /// Whether the source has q, k, v in one tensor.
     pub fused: bool,
-    /// The source holds gate and up in one tensor.
+    /// Whether the source has gate and up in one tensor.
     #[serde(skip)]
     pub fused_mlp: bool,
-    /// The feed-forward network has no gate.
+    /// Whether the feed-forward network has no gate.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub plain_mlp: bool,
-    /// Among the scores is one for each head, of no token.
+    /// Whether attention has sinks.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub sinks: bool,
-    /// Queries come with a gate on what attention gives.
+    /// Whether attention's output is gated.
     pub gated_attention: bool,
     /// Shape of the layers with a short convolution.
     pub short_conv: Option<ShortConvConfig>,
     /// Shape of compressed convolutional attention.
     pub cca: Option<CcaConfig>,
-    /// Both sides of sums with the residual stream have biases and scales.
+    /// Whether sums with the residual stream have biases and scales.
     pub residual_scaling: bool,
-    /// Experts of the layers that have some.
+    /// Experts of layers that have them.
     pub experts: Option<ExpertsConfig>,
     /// Shape of the layers with a DeltaNet.
     pub delta_net: Option<DeltaNetConfig>,
     /// Shape of the layers with Mamba-2.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mamba2: Option<Mamba2Config>,
-    /// Factors that go into the weights of blocks.
+    /// Multipliers folded into the weights of blocks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub block_multipliers: Option<BlockMultipliers>,
     /// Activation of the feed-forward network's gate.
     pub activation: Activation,
     /// Rotary embedding.
     pub rope: RopeConfig,
-    /// Rotary embedding of the layers with a window, where it is another.
+    /// Rotary embedding of layers with a window, if they have their own.
     pub rope_local: Option<RopeConfig>,
-    /// What differs from layer to layer.
+    /// Per-layer configuration.
     pub layers: Vec<LayerConfig>,
-    /// Multiplied to the scores before softmax.
+    /// Factor of the scores before softmax.
     pub attention_scale: f64,
-    /// Holds the scores between minus and plus this.
+    /// Soft cap of the scores' magnitude.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_softcap: Option<f64>,
-    /// Holds the logits between minus and plus this.
+    /// Soft cap of the logits' magnitude.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logits_softcap: Option<f64>,
-    /// Multiplied to the embeddings.
+    /// Factor of the embeddings.
     pub embedding_multiplier: f64,
-    /// Multiplied to what a block adds to the residual stream.
+    /// Factor of a block's output in the residual stream.
     pub residual_multiplier: f64,
-    /// What hidden states are multiplied by so that fp16 holds them.
+    /// Power-of-two factor of hidden states to fit fp16.
     pub hidden_scale: f64,
-    /// Divides the logits.
+    /// Divisor of the logits.
     pub logits_scaling: f64,
 }
 
-/// What differs from layer to layer.
+/// Configuration of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct LayerConfig {
-    /// What mixes tokens.
+    /// Token mixer.
     pub mixer: MixerKind,
-    /// Queries and keys are rotated.
+    /// Whether queries and keys are rotated.
     pub rope: bool,
-    /// Tokens that the layer sees, the token itself included; all if absent.
+    /// Number of tokens that a token sees, including itself; `None` for all.
     pub window: Option<u64>,
-    /// Its heads, where they aren't the model's.
+    /// Heads, if they differ from the model's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub heads: Option<LayerHeads>,
-    /// Values are what the key projection gives.
+    /// Whether values are the key projection's output.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub value_is_key: bool,
-    /// The layer whose keys and values it looks at, if not its own.
+    /// Layer whose keys and values this layer uses, if not its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keys_of: Option<usize>,
-    /// Width of its feed-forward network, where it isn't the model's.
+    /// Width of the feed-forward network, if it differs from the model's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub intermediate_size: Option<u64>,
 }
 
 impl LayerConfig {
-    /// A layer like all others.
+    /// Creates a layer without deviations.
     pub fn new(mixer: MixerKind, rope: bool, window: Option<u64>) -> Self {
         LayerConfig { mixer, rope, window, heads: None, value_is_key: false, keys_of: None, intermediate_size: None }
     }
@@ -202,38 +202,38 @@ impl LayerConfig {
 /// Heads of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct LayerHeads {
-    /// Key-value heads.
+    /// Number of key-value heads.
     pub num_key_value_heads: u64,
     /// Width of a head.
     pub head_dim: u64,
 }
 
-/// Vectors of each token for each layer.
+/// Per-layer embeddings of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PerLayerEmbeddingConfig {
-    /// Tokens that have them.
+    /// Number of tokens that have them.
     pub vocab_size: u64,
-    /// Elements of a vector.
+    /// Width of a vector.
     pub width: u64,
 }
 
-/// What configurations resolved before there was another kind leave out.
+/// Default that `bundle.json` omits, as bundles did before other kinds existed.
 fn is_root_mean_square(norm: &NormKind) -> bool {
     *norm == NormKind::RootMeanSquare
 }
 
-/// The same.
+/// Default that `bundle.json` omits, as bundles did before other forms existed.
 fn is_sequential(form: &LayerForm) -> bool {
     *form == LayerForm::Sequential
 }
 
 impl DecoderConfig {
-    /// The rotary embedding of a layer.
+    /// Rotary embedding of a layer.
     pub fn rope_of(&self, layer: usize) -> &RopeConfig {
         self.rope_local.as_ref().filter(|_| self.layers[layer].window.is_some()).unwrap_or(&self.rope)
     }
 
-    /// The heads of a layer.
+    /// Heads of a layer.
     pub fn heads_of(&self, layer: usize) -> LayerHeads {
         let Self { num_key_value_heads, head_dim, .. } = *self;
         self.layers[layer].heads.unwrap_or(LayerHeads { num_key_value_heads, head_dim })
@@ -244,14 +244,14 @@ impl DecoderConfig {
         self.num_attention_heads * self.heads_of(layer).head_dim
     }
 
-    /// Rows of a layer's key projection, and of its value projection.
+    /// Rows of a layer's key projection and of its value projection.
     pub fn key_width(&self, layer: usize) -> u64 {
         let heads = self.heads_of(layer);
         heads.num_key_value_heads * heads.head_dim
     }
 
-    /// Whether other layers look at a layer's keys and values, behind `end` if it is given.
-    pub fn is_looked_at(&self, layer: usize, from: usize) -> bool {
+    /// Returns whether layers from `from` on use a layer's keys and values.
+    pub fn has_shared_keys(&self, layer: usize, from: usize) -> bool {
         self.layers[from..].iter().any(|other| other.keys_of == Some(layer))
     }
 }

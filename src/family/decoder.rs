@@ -1,4 +1,4 @@
-//! The engine of decoders: one graph for every row of the family table.
+//! Decoder engine: one graph for every row of the family table.
 //!
 //! ```text
 //! x = layer(x)                          (for each layer: see the module `layer`)
@@ -19,7 +19,7 @@ use super::blocks::state::{StateSpec, States};
 use super::blocks::{Graph, extents};
 use super::config::DecoderConfig;
 use super::layer::{ExpertTask, Layer, Mixer, MixerInputs, Stream};
-use super::predictor::{OfNoLayer, Predictor};
+use super::predictor::{OutsideLayers, Predictor};
 use super::rope::{LateQueryScale, QUERY_ROPE_TABLE};
 use super::row::{LayerForm, MixerKind, NormPlacement};
 use super::transform::{Transformed, permit};
@@ -36,7 +36,7 @@ use attention::AttentionPorts;
 
 /// Name of the rotary table.
 const ROPE_TABLE: &str = "rope";
-/// Name of the rotary table of layers with a window, where they have their own.
+/// Name of the rotary table of layers with a window, if they have their own.
 const LOCAL_ROPE_TABLE: &str = "rope_local";
 
 /// A decoder with its weights.
@@ -47,37 +47,37 @@ pub struct Decoder {
     pub facts: FamilyFacts,
     /// Weights of each layer.
     pub layers: Vec<Layer>,
-    /// Token embedding `[vocab_size, hidden_size]`, as it enters the first layer but for a multiplier.
+    /// Token embedding `[vocab_size, hidden_size]`, without the multiplier.
     pub embedding: SourceWeight,
-    /// Vectors of each token for each layer, `[vocab_size, layers * width]`, if it has them.
+    /// Per-layer embeddings of tokens, `[vocab_size, layers * width]`.
     pub per_layer_embedding: Option<SourceWeight>,
     /// Final norm.
     pub final_norm: Norm,
-    /// LM head `[vocab_size, hidden_size]`, whose weight is the embedding where they are tied.
+    /// LM head `[vocab_size, hidden_size]`; if tied, its weight is the embedding.
     pub head: Linear,
-    /// The matrix by which the residual stream is rotated, if it is, `[hidden_size, hidden_size]`.
+    /// Rotation of the residual stream `[hidden_size, hidden_size]`, if it is rotated.
     pub rotation: Option<SourceWeight>,
-    /// What was done to the weights.
+    /// Transforms applied to the weights.
     pub transformed: Transformed,
-    /// What is before its layer, where that guesses tokens for another model.
+    /// Projections before the layer of a next-token predictor.
     pub predictor: Option<Predictor>,
-    /// The layer that guesses the tokens after the next, as a model.
+    /// Next-token layer as a model.
     pub draft: Option<Box<Decoder>>,
 }
 
 impl Decoder {
-    /// Whether its final hidden states are wanted, and no logits: the functions of the last layers norm them.
+    /// Returns whether the model outputs final hidden states instead of logits: the last function norms them.
     pub(super) fn gives_hidden_states(&self) -> bool {
         matches!(self.facts.purpose, Purpose::TextEmbedding { .. })
     }
 
-    /// Tokens that a layer of a function with this context and these calls sees, if not all.
+    /// Number of tokens that a layer sees in a function with this context; `None` for all.
     fn window(&self, layer: usize, context: u64) -> Option<u64> {
         self.config.layers[layer].window.filter(|window| *window < context)
     }
 
-    /// Slots of a layer's key-value cache. A layer with a window needs a ring: when a call has written its tokens, the
-    /// first of them must still find its whole window.
+    /// Slots of a layer's KV cache. A layer with a window has a ring buffer: after a call has written its tokens, the
+    /// first of them must still see its whole window.
     fn slots(&self, layer: usize, context: u64, most_tokens: u64) -> u64 {
         match self.window(layer, context) {
             Some(window) => context.min(window.saturating_add(most_tokens.saturating_sub(1))),
@@ -85,18 +85,18 @@ impl Decoder {
         }
     }
 
-    /// What a layer of a function sees: its window, and the slots of its cache.
+    /// Window and cache slots of a layer.
     fn view(&self, layer: usize, request: &FunctionRequest) -> (Option<u64>, u64) {
         let context = request.context;
         (self.window(layer, context), self.slots(layer, context, request.most_tokens))
     }
 
-    /// How queries are scaled by their position, if texts of this context reach that far.
+    /// Position-dependent scale of queries, if texts of this context reach it.
     fn late_query_scale(&self, context: u64) -> Option<LateQueryScale> {
         self.config.late_query_scale.filter(|scale| context > scale.from)
     }
 
-    /// Whether a layer rotates by the table of layers with a window.
+    /// Returns whether a layer uses the rotary table of layers with a window.
     fn rotates_locally(&self, layer: usize) -> bool {
         self.config.rope_local.is_some() && self.config.layers[layer].window.is_some()
     }
@@ -110,25 +110,25 @@ impl Decoder {
             Some(predictor) => predictor.enter(g, &mut ports, hidden, config.hidden_size),
             None => hidden,
         };
-        // the layer by itself whose feed-forward network is elsewhere
-        let mixes = self.leaves_feed_forward_out(g, layers.end - 1);
+        // a function of one layer whose feed-forward network is in another function
+        let mixes = self.omits_feed_forward(g, layers.end - 1);
         if mixes && layers.len() > 1 {
             g.missing("layers", "to be one, where feed-forward networks are left out", hidden);
         }
         let [router, per_layer] = match mixes {
             true => [None, None],
-            false => [self.given_router(g, &mut ports, layers.start), self.told(g, &mut ports, &layers)],
+            false => [self.router_input(g, &mut ports, layers.start), self.per_layer_inputs(g, &mut ports, &layers)],
         };
         let attention = AttentionPorts::declare(self, g, &mut ports, &layers, request);
         let order = match layers.clone().any(|layer| config.layers[layer].mixer.scans()) {
             true => self.token_order(g, &mut ports, layers.clone(), request),
             false => None,
         };
-        let given = self.given_keys(g, &mut ports, &layers);
+        let given = self.key_value_inputs(g, &mut ports, &layers);
         let specs = layers.clone().map(|layer| {
             let slots = self.slots(layer, context, request.most_tokens);
             match &self.layers[layer].mixer {
-                // caches of what functions before have given
+                // caches that earlier functions provide
                 Mixer::Attention(attention) if given.contains(&layer) => (layer, attention.states(slots)),
                 _ => (layer, self.layers[layer].states(slots)),
             }
@@ -166,41 +166,41 @@ impl Decoder {
                 ports.between.push((index, stream.hidden));
             }
         }
-        self.give(g, &mut ports, stream, layers.end, !mixes);
-        for layer in layers.clone().filter(|layer| config.is_looked_at(*layer, layers.end)) {
+        self.stream_outputs(g, &mut ports, stream, layers.end, !mixes);
+        for layer in layers.clone().filter(|layer| config.has_shared_keys(*layer, layers.end)) {
             let Some(SharedKeyValues { rows: [keys, values], .. }) = g.shared.get(&layer).copied() else { continue };
             ports.output(g, &format!("shared_k_{layer}_out"), PortRole::SharedKeys { layer }, keys);
             ports.output(g, &format!("shared_v_{layer}_out"), PortRole::SharedValues { layer }, values);
         }
-        ports.asked_experts(g, task);
+        ports.expert_outputs(g, task);
         states.write_stacked(g, |slots| attention.write(slots));
         ports.outputs.extend(states.outputs(g));
         ports.states = states.ports;
         Ok(ports)
     }
 
-    /// Whether the function of a layer leaves its feed-forward network to another.
-    fn leaves_feed_forward_out(&self, g: &Graph<'_>, layer: usize) -> bool {
-        g.form.leaves_feed_forward_out(self.layers[layer].expert_counts().is_some())
+    /// Returns whether the function of a layer leaves its feed-forward network to another function.
+    fn omits_feed_forward(&self, g: &Graph<'_>, layer: usize) -> bool {
+        g.form.omits_feed_forward(self.layers[layer].expert_counts().is_some())
     }
 
-    /// The input of what the routers of the layers before `first` have gathered, if they pass it on.
-    fn given_router(&self, g: &mut Graph<'_>, ports: &mut Ports, first: usize) -> Option<ValueId> {
+    /// Input of the router state from the layers before `first`, if routers pass one on.
+    fn router_input(&self, g: &mut Graph<'_>, ports: &mut Ports, first: usize) -> Option<ValueId> {
         let width = self.config.experts.and_then(|experts| experts.router_hidden_size).filter(|_| first > 0)?;
         let shape = g.hidden_shape(width);
         Some(ports.input(g, "router_state", PortRole::RouterState, shape))
     }
 
-    /// The input of what layers are told of the tokens, if they are.
-    fn told(&self, g: &mut Graph<'_>, ports: &mut Ports, layers: &Range<usize>) -> Option<ValueId> {
+    /// Input of the per-layer embeddings, if the model has them.
+    fn per_layer_inputs(&self, g: &mut Graph<'_>, ports: &mut Ports, layers: &Range<usize>) -> Option<ValueId> {
         let width = self.config.per_layer_embedding?.width;
         let shape = g.hidden_shape(layers.len() as u64 * width);
         let role = PortRole::PerLayerInput { first: layers.start, end: layers.end };
         Some(ports.input(g, "per_layer_input", role, shape))
     }
 
-    /// The outputs of what goes on to layer `next`; `whole` if the layer before it is all done.
-    fn give(&self, g: &mut Graph<'_>, ports: &mut Ports, mut stream: Stream, next: usize, whole: bool) {
+    /// Outputs for layer `next`; `whole` if the layer before it is complete.
+    fn stream_outputs(&self, g: &mut Graph<'_>, ports: &mut Ports, mut stream: Stream, next: usize, whole: bool) {
         let ends = next == self.layers.len();
         if self.gives_hidden_states() && ends && whole {
             stream.hidden = rms_norm(g, stream.hidden, &self.final_norm, 1);
@@ -214,26 +214,26 @@ impl Decoder {
         }
     }
 
-    /// The feed-forward network of a layer whose function leaves it out, and what follows it in the layer.
+    /// Function of a layer's feed-forward network and the rest of the layer, if the layer's function omits them.
     fn feed_forward_function(&self, g: &mut Graph<'_>, index: usize) -> Ports {
         let (config, layer) = (&self.config, &self.layers[index]);
         let mut ports = Ports::default();
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(config.hidden_size));
-        let router = self.given_router(g, &mut ports, index);
-        let per_layer = self.told(g, &mut ports, &(index..index + 1));
+        let router = self.router_input(g, &mut ports, index);
+        let per_layer = self.per_layer_inputs(g, &mut ports, &(index..index + 1));
         let network = (layer.form != LayerForm::Sequential).then(|| {
             let shape = g.hidden_shape(config.hidden_size);
             ports.input(g, "feed_forward_input", PortRole::FeedForwardInput, shape)
         });
         let stream = Stream { hidden, network, router };
         let stream = g.layer(index, |g| layer.apply_feed_forward(g, stream, per_layer, config.residual_multiplier));
-        self.give(g, &mut ports, stream, index + 1, true);
+        self.stream_outputs(g, &mut ports, stream, index + 1, true);
         ports
     }
 
-    /// Inputs of the keys and values that layers of functions before have given to those of this one. Gives the first layer
-    /// here that looks at each.
-    fn given_keys(&self, g: &mut Graph<'_>, ports: &mut Ports, layers: &Range<usize>) -> BTreeSet<usize> {
+    /// Inputs of keys and values that layers of earlier functions share with those of this one. Returns the first layer
+    /// here that uses each.
+    fn key_value_inputs(&self, g: &mut Graph<'_>, ports: &mut Ports, layers: &Range<usize>) -> BTreeSet<usize> {
         let mut first = BTreeSet::new();
         for index in layers.clone() {
             let of = self.config.layers[index].keys_of.filter(|of| *of < layers.start && !g.shared.contains_key(of));
@@ -255,7 +255,7 @@ impl Decoder {
         let (config, layer) = (&self.config, &self.layers[index]);
         let counts = layer.expert_counts();
         let count = counts.map_or(0, |counts| counts.apart());
-        // what joins them is given the hidden states, and what works beside them
+        // the joining function receives the hidden states and the dense network's output
         let parts = if counts.is_some_and(|counts| counts.joined) { 3 } else { 1 };
         let mut ports = Ports::default();
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(config.hidden_size));
@@ -265,7 +265,7 @@ impl Decoder {
         Ok(ports)
     }
 
-    /// The order of the tokens of a call of several.
+    /// Order of the tokens of a call with several tokens.
     fn token_order(
         &self,
         g: &mut Graph<'_>,
@@ -277,7 +277,7 @@ impl Decoder {
             TokenCount::Fixed(1) => return None,
             several => several.most(),
         };
-        // a range that ends at 1 has one plane more than it needs, so that there is one at all
+        // a range that ends at 1 has one unused plane, so that the tensor isn't empty
         let levels = TokenOrder::levels(most).max(1);
         let shape = vec![Dim::Fixed(1), Dim::Fixed(1 + levels), g.tokens.clone(), g.tokens.clone()];
         let planes = ports.input(g, "token_order", PortRole::TokenOrder, shape);
@@ -330,7 +330,7 @@ impl FamilyModel for Decoder {
         let mut of_no_layer;
         let weights: &mut dyn EmitWeight = match self.predictor {
             Some(_) => {
-                of_no_layer = OfNoLayer(weights);
+                of_no_layer = OutsideLayers(weights);
                 &mut of_no_layer
             }
             None => weights,
@@ -406,18 +406,18 @@ impl FamilyModel for Decoder {
     }
 }
 
-/// The ports of a function while it is built.
+/// Ports of a function under construction.
 #[derive(Default)]
 pub(super) struct Ports {
     pub(super) inputs: Vec<Port>,
     pub(super) outputs: Vec<Port>,
     states: Vec<StatePort>,
-    /// Layers, and the hidden states that leave them within the function.
+    /// Hidden states between the layers of the function, by layer.
     pub(super) between: Vec<(usize, ValueId)>,
 }
 
 impl Ports {
-    /// The function that they are of.
+    /// Finishes the function of these ports.
     pub(super) fn finish(self, g: Graph<'_>) -> Result<FunctionGraph> {
         let Ports { inputs, outputs, states, between } = self;
         let function = g.into_ops()?.finish()?;
@@ -426,7 +426,7 @@ impl Ports {
         Ok(FunctionGraph { function, inputs, outputs, states, probes })
     }
 
-    /// The inputs of a rotary table's rows, `[1, 1, T, half]`.
+    /// Inputs of a rotary table's rows, `[1, 1, T, half]`.
     fn rotation(&mut self, g: &mut Graph<'_>, suffix: &str, table: &str, half: u64) -> Rotation {
         let shape = vec![Dim::Fixed(1), Dim::Fixed(1), g.tokens.clone(), Dim::Fixed(half)];
         let cos = PortRole::RopeCos { table: table.into() };
@@ -451,14 +451,14 @@ impl Ports {
         g.ops.output(name, value);
     }
 
-    /// The outputs of a layer that leaves its experts out.
-    pub(super) fn asked_experts(&mut self, g: &mut Graph<'_>, task: Option<ExpertTask>) {
+    /// Outputs of a layer that omits its experts.
+    pub(super) fn expert_outputs(&mut self, g: &mut Graph<'_>, task: Option<ExpertTask>) {
         let Some(ExpertTask { input, shares }) = task else { return };
         self.output(g, "expert_input", PortRole::ExpertInput, input);
         self.output(g, "expert_shares", PortRole::ExpertShares, shares);
     }
 
-    /// The inputs of a function of some of a layer's `count` experts, which work on so many channels.
+    /// Inputs of a function with some of a layer's `count` experts; `channels` is the width of their input.
     pub(super) fn expert_task(&mut self, g: &mut Graph<'_>, channels: u64, count: u64) -> ExpertTask {
         ExpertTask {
             input: self.input(g, "expert_input", PortRole::ExpertInput, g.hidden_shape(channels)),

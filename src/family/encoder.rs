@@ -1,23 +1,22 @@
-//! Encoders: models that look at a text in both directions, for vectors of texts and for judgements of whole texts.
+//! Encoders: bidirectional models for text embeddings and sequence classification.
 //!
 //! ```text
 //! x = norm(embedding + position + type)
-//! x = layer(x)                            (for each layer: attention on both sides, feed-forward network)
+//! x = layer(x)                            (for each layer: bidirectional attention, feed-forward network)
 //! x = norm(x)
-//! logits = W_out act(W_dense pooled x)    (where texts are classified)
+//! logits = W_out act(W_dense pooled x)    (sequence classification)
 //! ```
 //!
-//! Functions have no state, and a text has to fit into a call: some layers see all of it. The host adds learned positions
-//! and types to the embeddings. Where vectors are wanted there is no head: the functions of the last layers give the
-//! final hidden states. Which of the sums and norms there are is the family's:
-//!
+//! Functions have no state, and a text must fit into a call, because some layers see all of it. The host adds learned
+//! positions and token types to the embeddings. Embedding models have no head: the last function outputs the final
+//! hidden states. Sums and norms depend on the family:
 //! | module | family |
 //! |---|---|
 //! | [`bert`] | BERT, RoBERTa, XLM-RoBERTa |
 //! | [`modernbert`] | ModernBERT |
-//! | [`gemma`] | EmbeddingGemma: Gemma 3 that looks both ways |
+//! | [`gemma`] | EmbeddingGemma: bidirectional Gemma 3 |
 //!
-//! [`gguf`] reads the keys of llama.cpp's files, [`naming`] knows the names of tensors there.
+//! [`gguf`] reads the keys of llama.cpp's files; [`naming`] maps tensor names.
 
 mod bert;
 mod gemma;
@@ -53,11 +52,11 @@ use head::Head;
 pub(super) use gemma::open as open_gemma;
 pub(super) use gguf::{is_architecture, open as open_gguf};
 
-/// Names of the rotary tables: of layers that see all of the text, and of those that see a band.
+/// Names of the rotary tables: for layers that see the whole text, and for layers that see a band.
 const ROPE_TABLES: [&str; 2] = ["rope", "rope_local"];
 
-/// Labels of a classifier that has no names for them, at most.
-const MOST_LABELS: u64 = 1 << 16;
+/// Maximum number of labels of a classifier without label names.
+const MAX_LABELS: u64 = 1 << 16;
 
 /// An encoder with its weights.
 struct Encoder {
@@ -68,40 +67,40 @@ struct Encoder {
     positions: Option<SourceWeight>,
     /// Token types `[types, hidden_size]`.
     token_types: Option<SourceWeight>,
-    /// Of what enters the first layer.
+    /// Norm of the first layer's input.
     embedding_norm: Option<Norm>,
     layers: Vec<EncoderLayer>,
-    /// Of what leaves the last layer.
+    /// Norm of the last layer's output.
     final_norm: Option<Norm>,
     head: Option<Head>,
-    /// Rotary embeddings of layers that see all of the text, and of those that see a band.
+    /// Rotary embeddings of layers that see the whole text, and of layers that see a band.
     rope: [Option<RopeConfig>; 2],
 }
 
-/// One layer.
+/// A layer.
 struct EncoderLayer {
     layer: Layer,
-    /// How far its tokens see on each side, if not all of the text.
+    /// Distance in tokens that a token sees on each side; `None` for the whole text.
     band: Option<u64>,
 }
 
-/// Whether a model type is an encoder's.
+/// Returns whether a model type is an encoder's.
 pub(super) fn is_encoder(model_type: &str) -> bool {
     names().any(|name| name == model_type)
 }
 
-/// The model types of encoders.
+/// Model types of encoders.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     families().map(|(name, _)| name)
 }
 
-/// The model types of encoders, each with the keys of its configuration that don't touch the maths, beside
+/// Model types of encoders, each with the neutral keys of its configuration beside
 /// [`NEUTRAL_KEYS`](crate::table::NEUTRAL_KEYS).
 pub fn families() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
     bert::ROWS.iter().map(|row| (row.name, bert::NEUTRAL)).chain([(modernbert::ROPE.name, modernbert::NEUTRAL)])
 }
 
-/// The architecture of the GGUF files of an encoder's model type.
+/// Architecture of the GGUF files of an encoder's model type.
 pub fn gguf_architecture(model_type: &str) -> &'static str {
     gguf::architecture_of(model_type)
 }
@@ -121,7 +120,7 @@ pub(super) fn open(
     Ok(Box::new(encoder))
 }
 
-/// What a configuration says that the model is for; `pooling` is that of its classifiers.
+/// Task by the configuration; `pooling` is that of the family's classifiers.
 fn purpose(keys: &Keys<'_>, pooling: Pooling) -> Result<Purpose, FamilyError> {
     let architecture = keys.strings("architectures")?.and_then(|all| all.first().copied()).unwrap_or_default();
     let of = |task: &str| architecture.ends_with(task);
@@ -130,10 +129,10 @@ fn purpose(keys: &Keys<'_>, pooling: Pooling) -> Result<Purpose, FamilyError> {
         let labels = match keys.get("id2label") {
             Some(_) => labels(keys)?,
             None => match keys.u64("num_labels")?.unwrap_or(2) {
-                count if (1..=MOST_LABELS).contains(&count) => {
+                count if (1..=MAX_LABELS).contains(&count) => {
                     (0..count).map(|label| format!("LABEL_{label}")).collect()
                 }
-                _ => return Err(keys.value("num_labels", &format!("1 to {MOST_LABELS}"))),
+                _ => return Err(keys.value("num_labels", &format!("1 to {MAX_LABELS}"))),
             },
         };
         return Ok(Purpose::SequenceClassification(SequenceClassification { labels, pooling }));
@@ -148,15 +147,15 @@ fn purpose(keys: &Keys<'_>, pooling: Pooling) -> Result<Purpose, FamilyError> {
     Ok(Purpose::TextEmbedding { bidirectional: true, pooling: Pooling::Mean })
 }
 
-/// Notes what of an encoder's file vectors don't need.
+/// Ignores tensors that embeddings don't need.
 fn ignore_heads(ledger: &mut Ledger<'_>, patterns: &[&str]) {
     for pattern in patterns {
-        ledger.ignore(pattern, "guesses masked tokens, or pools: no part of the hidden states");
+        ledger.ignore(pattern, "masked-token head or pooler, not needed for hidden states");
     }
 }
 
 impl Encoder {
-    /// The inputs that layers of one kind share: those that see all of the text, or a band of it.
+    /// Shared inputs of layers that see the whole text, or of layers that see a band.
     fn shared(&self, g: &mut Graph<'_>, ports: &mut Ports, band: Option<u64>) -> BandInputs {
         let local = band.is_some();
         let suffix = if local { "_local" } else { "" };
@@ -170,7 +169,7 @@ impl Encoder {
                 sin: ports.input(g, &format!("rope_sin{suffix}"), PortRole::RopeSin { table: table() }, shape),
             }
         });
-        // no two tokens of a text are farther apart than it is long
+        // the distance of two tokens is less than the text's length
         let role = PortRole::BandMask { band: band.unwrap_or(self.facts.max_position_embeddings) };
         let mask = ports.input(g, &format!("attn_mask{suffix}"), role, vec![one.clone(), one, tokens.clone(), tokens]);
         BandInputs { rotation, mask }
@@ -180,7 +179,7 @@ impl Encoder {
         let mut ports = Ports::default();
         let mut hidden: ValueId = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(self.facts.hidden_size));
         let layers = &self.layers[range.clone()];
-        let mixes = g.form.leaves_feed_forward_out(false);
+        let mixes = g.form.omits_feed_forward(false);
         let mut bands: Vec<Option<u64>> = layers.iter().map(|layer| layer.band).collect();
         bands.sort_unstable();
         bands.dedup();
@@ -199,26 +198,26 @@ impl Encoder {
             }
         }
         if !mixes {
-            hidden = self.normed_at_the_end(g, hidden, range.end);
+            hidden = self.with_final_norm(g, hidden, range.end);
         }
         ports.output(g, "hidden_out", PortRole::Hidden, hidden);
         ports
     }
 
-    /// The feed-forward network of a layer whose function leaves it out.
+    /// Function of the feed-forward network of a layer whose function omits it.
     fn feed_forward_function(&self, g: &mut Graph<'_>, index: usize) -> Ports {
         let mut ports = Ports::default();
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(self.facts.hidden_size));
         let layer = &self.layers[index].layer;
         let stream = Stream { hidden, network: None, router: None };
         let hidden = g.scope(&layer_scope(index), |g| layer.apply_feed_forward(g, stream, None, 1.0).hidden);
-        let hidden = self.normed_at_the_end(g, hidden, index + 1);
+        let hidden = self.with_final_norm(g, hidden, index + 1);
         ports.output(g, "hidden_out", PortRole::Hidden, hidden);
         ports
     }
 
-    /// What goes on to layer `next`: behind the last there may be a norm.
-    fn normed_at_the_end(&self, g: &mut Graph<'_>, hidden: ValueId, next: usize) -> ValueId {
+    /// Hidden states for layer `next`, with the final norm after the last layer.
+    fn with_final_norm(&self, g: &mut Graph<'_>, hidden: ValueId, next: usize) -> ValueId {
         let norm = self.final_norm.as_ref().filter(|_| next == self.layers.len());
         norm.map_or(hidden, |norm| rms_norm(g, hidden, norm, 1))
     }
@@ -283,7 +282,7 @@ impl FamilyModel for Encoder {
         }
         let tables = [&mut self.positions, &mut self.token_types].into_iter().flatten();
         tables.chain([&mut self.embedding]).for_each(|table| *table = table.scale(factor as f32));
-        // a norm gives the same whatever the unit of what it is given; the unit of what it gives is a matter of its gain
+        // a norm cancels the scale of its input; its gain determines the scale of its output
         for norm in [&mut self.embedding_norm, &mut self.final_norm].into_iter().flatten() {
             norm.eps *= factor * factor;
             norm.scale_result(factor as f32);

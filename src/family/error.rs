@@ -1,42 +1,42 @@
-//! What can be wrong with a model: its configuration or how its tensors fit it.
+//! Errors of models: configuration and tensors.
 
 use anec_base::{Diagnostic, Fault};
 
-/// Why a source can't become a model.
+/// Error of opening or building a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FamilyError {
-    /// No row of the table.
+    /// The model type is no row of the table.
     #[error("{place}: the model type `{found}` is not known; known: {known}")]
     UnknownFamily {
         /// File and key.
         place: String,
-        /// The model type.
+        /// Model type.
         found: String,
-        /// Families of the table.
+        /// Names of the known families.
         known: String,
     },
-    /// A model type that no row can say.
+    /// The model type can't be expressed as a row.
     #[error("{place}: models of type `{found}` aren't supported: {why}")]
     Unsupported {
         /// File and key.
         place: String,
-        /// The model type.
+        /// Model type.
         found: String,
-        /// Why it isn't, as a part of a sentence.
+        /// Reason, as a part of a sentence.
         why: &'static str,
     },
-    /// The manifest asks for another family than the source says it is.
+    /// The manifest asks for another family than the source's.
     #[error("the manifest says family `{asked}`, but {place} says `{found}`")]
     OtherFamily {
-        /// Where the source says it.
+        /// File and key of the source's family.
         place: String,
-        /// From the manifest.
+        /// Family in the manifest.
         asked: String,
-        /// From the source.
+        /// Family of the source.
         found: String,
     },
-    /// A key that must be there.
+    /// A required key is missing.
     #[error("{place}: the key `{key}` is missing")]
     MissingKey {
         /// File.
@@ -44,19 +44,19 @@ pub enum FamilyError {
         /// Key.
         key: String,
     },
-    /// A key that nobody here understands.
+    /// A key is unknown.
     #[error("{place}: the key `{key}` = {value} is not known for family `{family}`")]
     UnknownKey {
         /// File.
         place: String,
         /// Key.
         key: String,
-        /// Its value, shortened.
+        /// Value, shortened.
         value: String,
         /// Family.
         family: String,
     },
-    /// A key whose value isn't supported or makes no sense.
+    /// The value of a key isn't supported.
     #[error("{place}: `{key}` is {found}; expected {expected}")]
     Value {
         /// File.
@@ -65,10 +65,10 @@ pub enum FamilyError {
         key: String,
         /// Value.
         found: String,
-        /// What it may be.
+        /// Description of valid values.
         expected: String,
     },
-    /// A tensor whose shape isn't what the configuration says.
+    /// The shape of a tensor contradicts the configuration.
     #[error("{place}: tensor `{tensor}` has shape {found:?}; the configuration says {expected:?} ({because})")]
     Shape {
         /// File or source.
@@ -79,55 +79,53 @@ pub enum FamilyError {
         found: Vec<u64>,
         /// Shape by the configuration.
         expected: Vec<u64>,
-        /// Keys that say so.
+        /// Keys that determine the expected shape.
         because: String,
     },
-    /// A norm's epsilon that half precision can't hold in the form that was asked for.
+    /// fp16 can't hold a norm's epsilon in the requested form.
     #[error(
-        "`norm: {form}`: the norms' epsilon, times the square of the factor of the residual stream, is {eps:e}, which fp16 doesn't hold"
+        "`norm: {form}`: the norms' epsilon, times the square of the hidden states' scale, is {eps:e}, too small for fp16"
     )]
     Epsilon {
-        /// The form of norms.
+        /// Form of norms.
         form: String,
-        /// The epsilon, scaled as the stream is.
+        /// Epsilon, scaled with the residual stream.
         eps: f64,
     },
-    /// Experts in functions of their own, in layers that are told of tokens behind them.
-    #[error(
-        "`experts: {form}`: layers are told of tokens behind their experts, and functions of experts know nothing of tokens"
-    )]
+    /// Experts in functions of their own don't support layers with per-layer embeddings.
+    #[error("`experts: {form}`: layers with per-layer embeddings can't have experts in functions of their own")]
     ExpertsInside {
-        /// The form of experts.
+        /// Form of experts.
         form: String,
     },
-    /// A head for whole texts of which a part is missing, or another's.
+    /// A head of a sequence classifier is incomplete or unknown.
     #[error("{place}: it is to judge whole texts, but {problem}")]
     PartialHead {
-        /// The source.
+        /// Source.
         place: String,
-        /// What is wrong, as a part of a sentence.
+        /// Problem, as a part of a sentence.
         problem: String,
     },
-    /// No layer that guesses tokens, where one is asked for.
+    /// A next-token layer is requested, and the source has none.
     #[error("{place}: there is no layer for `draft: mtp` in it (family `{family}`)")]
     NoDraftLayer {
-        /// The source.
+        /// Source.
         place: String,
-        /// Its family.
+        /// Family of the source.
         family: String,
     },
-    /// A context that the model's learned positions don't reach.
+    /// The context exceeds the model's learned positions.
     #[error("the model has {positions} learned positions, too few for a context of {context} tokens")]
     Positions {
-        /// Tokens asked for.
+        /// Requested tokens.
         context: u64,
-        /// Positions that there are.
+        /// Positions of the model.
         positions: u64,
     },
-    /// The source has no configuration at all.
+    /// The source has no configuration.
     #[error("{place}: there is no config.json beside the weights")]
     NoConfig {
-        /// The source.
+        /// Source.
         place: String,
     },
 }
@@ -150,9 +148,9 @@ impl Diagnostic for FamilyError {
                 "a port is a row in the family table; the porting guide in book/ shows how to add one".into()
             }
             FamilyError::Unsupported { .. } => {
-                "convert a model of another type; the known ones are rows of the family table".into()
+                "convert a model of a supported type (rows of the family table)".into()
             }
-            FamilyError::OtherFamily { .. } => "leave `family` out, or name the one that the source has".into(),
+            FamilyError::OtherFamily { .. } => "omit `family`, or name the source's family".into(),
             FamilyError::UnknownKey { key, .. } => format!(
                 "it may change the maths, so it is not skipped; if you know that it does not, add `acknowledge: \
                  [{key}]` to the manifest"
@@ -160,12 +158,12 @@ impl Diagnostic for FamilyError {
             FamilyError::Epsilon { .. } => "use `norm: accurate`, or a larger `numerics.scale`".into(),
             FamilyError::ExpertsInside { .. } => "use `experts: packed`".into(),
             FamilyError::NoDraftLayer { .. } => {
-                "leave `draft` out; Qwen3-Next and Qwen3.5 have such a layer in their safetensors".into()
+                "omit `draft`; Qwen3-Next and Qwen3.5 have such a layer in their safetensors files".into()
             }
-            FamilyError::Positions { positions, .. } => format!("`--set context={positions}` is the most"),
+            FamilyError::Positions { positions, .. } => format!("reduce the context to at most {positions}"),
             FamilyError::PartialHead { .. } => {
-                "convert the model's Hugging Face folder, which has all of the head; or set the key `pooling_type` to 1 (mean), 2 \
-                 (cls) or 3 (last) to have the vectors of its encoder"
+                "convert the model's Hugging Face folder, which contains the whole head; or set the key `pooling_type` to 1 \
+                 (mean), 2 (cls) or 3 (last) to get embeddings from its encoder"
                     .into()
             }
             FamilyError::NoConfig { .. } => {

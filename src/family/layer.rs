@@ -1,4 +1,4 @@
-//! A layer: a mixer of tokens and a feed-forward network, each with its norms and a residual connection.
+//! A decoder layer: a token mixer and a feed-forward network, each with norms and a residual connection.
 //!
 //! ```text
 //! y = x + r * mixer(n)                      n = norm(x)
@@ -6,8 +6,8 @@
 //! x = s (x + norm(per_layer_input(x)))      (in families that have it)
 //! ```
 //!
-//! Some families norm what the blocks give, instead or as well, or the sum; some scale both sides of the sum. A router may pass on
-//! what it has gathered to that of the next layer.
+//! Some families norm the blocks' outputs, instead or as well, or the sum; some scale both sides of the sum. A router
+//! may pass its state to that of the next layer.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ use super::blocks::attention::{Attention, AttentionInputs, attention};
 use super::blocks::banded_attention::{BandInputs, BandedAttention, banded_attention};
 use super::blocks::cca::{Cca, cca};
 use super::blocks::delta_net::{DeltaNet, TokenOrder, delta_net};
-use super::blocks::dense_and_moe::{DenseAndMoe, ask_experts, dense_and_moe, join};
+use super::blocks::dense_and_moe::{DenseAndMoe, dense_and_moe, expert_inputs, join};
 use super::blocks::depth_router::{DepthMoe, depth_moe, depth_shares};
 use super::blocks::linear::Linear;
 use super::blocks::mamba2::{Mamba2, mamba2};
@@ -36,31 +36,31 @@ use anec_manifest::Role;
 use anec_mil::{Constant, ValueId};
 use anec_source::SourceWeight;
 
-/// The weights of one layer.
+/// Weights of a layer.
 #[derive(Clone, Debug)]
 pub struct Layer {
-    /// How the two lie to each other.
+    /// Order of the blocks: sequential or parallel.
     pub form: LayerForm,
-    /// What mixes the tokens.
+    /// Token mixer.
     pub mixer: Mixer,
-    /// Its norms.
+    /// Norms of the mixer.
     pub mixer_norms: Norms,
-    /// What works on each token alone.
+    /// Feed-forward network.
     pub feed_forward: FeedForward,
-    /// Its norms; of a parallel layer with one norm, none before it.
+    /// Norms of the feed-forward network; in a parallel layer with one norm, none before it.
     pub feed_forward_norms: Norms,
-    /// What it is told of the tokens, with its norms.
+    /// Per-layer embedding block with its norms.
     pub per_layer_input: Option<(PerLayerInput, Norms)>,
-    /// Multiplied to what leaves it, `[1]`.
+    /// Factor of the layer's output, `[1]`.
     pub scalar: Option<SourceWeight>,
 }
 
-/// What mixes the tokens of a layer.
+/// Token mixer of a layer.
 #[derive(Clone, Debug)]
 pub enum Mixer {
-    /// Softmax attention over a cache.
+    /// Softmax attention with a KV cache.
     Attention(Box<Attention>),
-    /// Softmax attention on both sides, without a cache.
+    /// Bidirectional softmax attention without a cache.
     Banded(Box<BandedAttention>),
     /// Compressed convolutional attention.
     Cca(Box<Cca>),
@@ -70,11 +70,11 @@ pub enum Mixer {
     DeltaNet(Box<DeltaNet>),
     /// Mamba-2.
     Mamba2(Box<Mamba2>),
-    /// Softmax attention and Mamba-2 on the same input, whose outputs are added.
+    /// Softmax attention and Mamba-2 on the same input; their outputs are added.
     AttentionAndMamba2(Box<(Attention, Mamba2)>),
 }
 
-/// What works on each token of a layer alone.
+/// Feed-forward network of a layer.
 #[derive(Clone, Debug)]
 pub enum FeedForward {
     /// A gated network.
@@ -83,49 +83,49 @@ pub enum FeedForward {
     Plain(Box<PlainMlp>),
     /// A mixture of experts.
     Moe(Box<Moe>),
-    /// A gated network and a mixture of experts, side by side.
+    /// A gated network and a mixture of experts side by side.
     DenseAndMoe(Box<DenseAndMoe>),
-    /// A mixture of experts whose router knows what those of the layers before saw.
+    /// A mixture of experts whose router receives the state of earlier layers' routers.
     DepthMoe(Box<DepthMoe>),
 }
 
-/// What a layer asks of its experts.
+/// Inputs of a layer's experts.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertTask {
     /// Normalised hidden states.
     pub input: ValueId,
-    /// Each expert's weight for each token.
+    /// Weight of each expert for each token.
     pub shares: ValueId,
 }
 
-/// What goes from layer to layer.
+/// Values passed between layers.
 #[derive(Clone, Copy, Debug)]
 pub struct Stream {
     /// Hidden states.
     pub hidden: ValueId,
-    /// Between the halves of a parallel layer: what its feed-forward network reads.
+    /// Input of the feed-forward network, between the halves of a parallel layer.
     pub network: Option<ValueId>,
-    /// What the routers have gathered, if they pass it on.
+    /// Router state, if routers pass one on.
     pub router: Option<ValueId>,
 }
 
-/// What the mixer of a layer works with, beside the hidden states.
+/// Inputs of a layer's mixer beside the hidden states.
 #[derive(Clone, Copy, Debug)]
 pub struct MixerInputs<'a> {
     /// For attention.
     pub attention: Option<AttentionInputs>,
-    /// For attention on both sides.
+    /// For bidirectional attention.
     pub band: Option<BandInputs>,
-    /// For linear recurrences in calls of more than one token.
+    /// For linear recurrences in calls of several tokens.
     pub order: Option<&'a TokenOrder>,
-    /// What the layer carries.
+    /// States of the layer.
     pub states: &'a [Slot],
-    /// What it is told of the tokens, if it is.
+    /// Per-layer embeddings, if the model has them.
     pub per_layer: Option<ValueId>,
 }
 
 impl Layer {
-    /// Its blocks: the mixer, the feed-forward network, and what else reads or writes the stream.
+    /// Blocks of the layer: mixer, feed-forward network, and other readers and writers of the residual stream.
     pub fn blocks(&mut self) -> Vec<ResidualBlock<'_>> {
         let (mut readers, mut writers) = of_mixer(&mut self.mixer);
         let (of_network, by_network, own) = of_feed_forward(&mut self.feed_forward);
@@ -145,10 +145,10 @@ impl Layer {
         blocks
     }
 
-    /// What the layer carries from call to call; `slots` for keys and values.
+    /// States of the layer; `slots` is the size of KV caches.
     pub fn states(&self, slots: u64) -> Vec<StateSpec> {
         match &self.mixer {
-            // a layer that looks at another one's keys and values carries none
+            // a layer that uses another one's keys and values has none
             Mixer::Attention(attention) if attention.key.is_none() => Vec::new(),
             Mixer::Attention(attention) => attention.states(slots),
             Mixer::Banded(_) => Vec::new(),
@@ -160,7 +160,7 @@ impl Layer {
         }
     }
 
-    /// The gain of the norm that the feed-forward network reads through, if there is one that has one.
+    /// Gain of the norm before the feed-forward network, if there is one.
     pub fn feed_forward_gain(&self) -> Option<SourceWeight> {
         match self.form {
             LayerForm::ParallelOneNorm => self.mixer_norms.gain(),
@@ -168,7 +168,7 @@ impl Layer {
         }
     }
 
-    /// The layer on what comes from the one before; `residual_multiplier` is r.
+    /// Applies the layer; `residual_multiplier` is r.
     pub fn apply(
         &self,
         g: &mut Graph<'_>,
@@ -180,7 +180,8 @@ impl Layer {
         self.apply_feed_forward(g, stream, inputs.per_layer, residual_multiplier)
     }
 
-    /// The first half: the mixer, with its norms and its sum, and, in a parallel layer, what the second half reads.
+    /// Applies the first half: the mixer with its norms and sum. In a parallel layer, also computes the second half's
+    /// input.
     pub fn mix(&self, g: &mut Graph<'_>, stream: Stream, inputs: MixerInputs<'_>, residual_multiplier: f64) -> Stream {
         let x = stream.hidden;
         let normal = self.mixer_norms.enter(g, x);
@@ -194,8 +195,8 @@ impl Layer {
         Stream { hidden, network, ..stream }
     }
 
-    /// The second half: the feed-forward network, with its norms and its sum, and what follows it. `per_layer` is what the
-    /// layer is told of the tokens, if it is.
+    /// Applies the second half: the feed-forward network with its norms and sum, and the rest of the layer. `per_layer`
+    /// are the per-layer embeddings, if the model has them.
     pub fn apply_feed_forward(
         &self,
         g: &mut Graph<'_>,
@@ -222,7 +223,7 @@ impl Layer {
         Stream { hidden: g.ops.rename(hidden, "hidden"), network: None, router }
     }
 
-    /// What follows the feed-forward network.
+    /// Applies the parts after the feed-forward network.
     fn finish(&self, g: &mut Graph<'_>, x: ValueId, per_layer: Option<ValueId>, residual_multiplier: f64) -> ValueId {
         let x = match &self.per_layer_input {
             None => x,
@@ -245,10 +246,10 @@ impl Layer {
         g.ops.mul(x, scalar)
     }
 
-    /// The same without what its experts add: gives, too, what they work on, and their shares.
+    /// Applies the second half without its experts. Also returns the experts' inputs and weights.
     ///
     /// # Errors
-    /// When a weight can't be made.
+    /// Returns an error if a weight can't be made.
     pub fn apply_without_experts(
         &self,
         g: &mut Graph<'_>,
@@ -270,8 +271,8 @@ impl Layer {
                 if self.per_layer_input.is_some() {
                     g.refuse(FamilyError::ExpertsInside { form: g.form.experts.to_string() });
                 }
-                let [input, shares] = ask_experts(g, x, input, weights);
-                // experts are added to nothing: what they give together has a norm
+                let [input, shares] = expert_inputs(g, x, input, weights);
+                // the experts are added to zero: their sum has a norm
                 let nothing = g.ops.sub(x, x);
                 return Ok((Stream { hidden: nothing, network: None, router: None }, ExpertTask { input, shares }));
             }
@@ -292,10 +293,10 @@ impl Layer {
         Ok((Stream { hidden, network: None, router }, ExpertTask { input, shares }))
     }
 
-    /// Adds what experts `range` give to what [`Layer::apply_without_experts`] gave.
+    /// Adds the outputs of experts `range` to the result of [`Layer::apply_without_experts`].
     ///
     /// # Errors
-    /// When there are fewer.
+    /// Returns an error if there are fewer experts.
     pub fn add_experts(
         &self,
         g: &mut Graph<'_>,
@@ -314,7 +315,7 @@ impl Layer {
             experts(g, task.input, shares, &part)
         });
         let norms = &self.feed_forward_norms;
-        // a sum has no norm of parts
+        // a norm can't be applied to parts of a sum
         let out = if norms.after.is_some() { g.missing("experts", "no norm after them", out) } else { out };
         let out = match &norms.scaling {
             Some(scaling) => scaled_addend(g, out, scaling),
@@ -324,8 +325,8 @@ impl Layer {
         Ok(g.ops.add(hidden, out))
     }
 
-    /// What experts `range` beside a dense network give together, added to what those before gave. The last of the range may be
-    /// what comes behind all experts, and ends the layer.
+    /// Adds the outputs of experts `range` beside a dense network to those of earlier functions. The last of the range
+    /// may be the part after all experts, which ends the layer.
     fn add_beside_dense(
         &self,
         g: &mut Graph<'_>,
@@ -359,7 +360,7 @@ impl Layer {
         Ok(self.scaled(g, x))
     }
 
-    /// How many experts it has, and gives a token.
+    /// Number of experts, and of experts for each token.
     pub fn expert_counts(&self) -> Option<ExpertCounts> {
         match &self.feed_forward {
             FeedForward::Mlp(_) | FeedForward::Plain(_) => None,
@@ -381,7 +382,7 @@ impl Layer {
         }
     }
 
-    /// The mixer on normalised hidden states; gives what is added to the residual stream.
+    /// Applies the mixer to normed hidden states; returns the addend for the residual stream.
     fn apply_mixer(&self, g: &mut Graph<'_>, x: ValueId, inputs: MixerInputs<'_>) -> ValueId {
         match &self.mixer {
             Mixer::Attention(weights) => g.scope("attn", |g| match (inputs.attention, inputs.states) {
@@ -423,7 +424,7 @@ impl Layer {
     }
 }
 
-/// What reads and what writes the stream, of a mixer.
+/// Readers and writers of the residual stream in a mixer.
 fn of_mixer(mixer: &mut Mixer) -> (Vec<&mut Linear>, Vec<&mut Linear>) {
     match mixer {
         Mixer::Attention(attention) => of_attention(attention),
@@ -452,7 +453,7 @@ fn of_mixer(mixer: &mut Mixer) -> (Vec<&mut Linear>, Vec<&mut Linear>) {
     }
 }
 
-/// The same of a feed-forward network, and what in it reads the stream through norms of its own.
+/// Readers and writers of the residual stream in a feed-forward network, and readers with norms of their own.
 #[allow(clippy::type_complexity, reason = "two lists of projections as above, and blocks")]
 fn of_feed_forward(network: &mut FeedForward) -> (Vec<&mut Linear>, Vec<&mut Linear>, Vec<ResidualBlock<'_>>) {
     match network {
@@ -481,19 +482,19 @@ fn of_feed_forward(network: &mut FeedForward) -> (Vec<&mut Linear>, Vec<&mut Lin
     }
 }
 
-/// What reads and what writes the stream, of attention.
+/// Readers and writers of the residual stream in attention.
 fn of_attention(attention: &mut Attention) -> (Vec<&mut Linear>, Vec<&mut Linear>) {
     let Attention { query, key, value, gate, output, .. } = attention;
     ([query].into_iter().chain(key).chain(value).chain(gate).collect(), vec![output])
 }
 
-/// The same of Mamba-2.
+/// Readers and writers of the residual stream in Mamba-2.
 fn of_mamba2(mamba: &mut Mamba2) -> (Vec<&mut Linear>, Vec<&mut Linear>) {
     let Mamba2 { gate, inputs, step, output, .. } = mamba;
     (vec![gate, inputs, step], vec![output])
 }
 
-/// The same of experts with a router.
+/// Readers and writers of the residual stream in experts with a router.
 fn of_experts<'a>(router: &'a mut Linear, experts: &'a mut Experts) -> (Vec<&'a mut Linear>, Vec<&'a mut Linear>) {
     let Experts { gate, up, down, down_bias, .. } = experts;
     (vec![router, gate, up], [down].into_iter().chain(down_bias).collect())

@@ -1,9 +1,8 @@
 //! Model families. A family turns a source's configuration and tensors into MIL functions.
 //!
-//! [`open`] reads the configuration of a source, finds the family's row in the table and gives a [`FamilyModel`]: what there
-//! is to emit (layers, head, host tensors) and how to build the function for any part of it. A family composes
-//! `blocks`; a block is an equation in ops. Which op form a block takes is the manifest's choice ([`LoweringOptions`]), the maths
-//! never is.
+//! [`open`] reads the configuration of a source, finds the family's row in the table and returns a [`FamilyModel`]: the
+//! parts to emit (layers, head, host tensors) and a builder of their functions. A family composes `blocks`; a block is
+//! an equation as ops. The manifest chooses the op forms ([`LoweringOptions`]); the maths is fixed.
 //!
 //! ```
 //! use anec_family::table::DECODERS;
@@ -14,23 +13,23 @@
 //! assert_eq!(qwen.mixture, anec_family::row::MixtureKind::None);
 //! ```
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
 //! | [`table`] | the family table: a row for each decoder family |
-//! | [`row`] | what a row can say |
-//! | [`published`] | the tensors of the models that built-in manifests are for |
-//! | `config` | a source's configuration, resolved |
+//! | [`row`] | types of the table's rows |
+//! | [`published`] | tensors of the models of built-in manifests |
+//! | `config` | resolved configurations |
 //! | `rope` | rotary tables |
-//! | `tensors` | a source's tensors, found and checked |
+//! | `tensors` | lookup and shape checks of a source's tensors |
 //! | `decoder` | the engine of decoders |
 //! | `classifier` | token classifiers |
-//! | `encoder` | models that look at a text in both directions |
-//! | `predictor` | a layer that guesses the token after the next |
-//! | `layer` | a layer: a mixer of tokens and a feed-forward network |
-//! | `residual_block` | what is around a block: norms, and the sum with the residual stream |
-//! | `scale` | the residual stream in another unit |
-//! | [`transform`] | transforms of the weights that keep the function |
-//! | `blocks` | equations in ops |
+//! | `encoder` | bidirectional models |
+//! | `predictor` | next-token layers for drafts |
+//! | `layer` | a decoder layer: token mixer and feed-forward network |
+//! | `residual_block` | norms and residual connection of a block |
+//! | `scale` | scaling of the residual stream |
+//! | [`transform`] | function-preserving transforms of the weights |
+//! | `blocks` | equations as ops |
 
 #![forbid(unsafe_code)]
 
@@ -73,14 +72,14 @@ pub use error::FamilyError;
 pub use open::{open, open_with_draft};
 pub use transform::Transformed;
 
-/// The op forms that a function is built in.
+/// Op forms of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoweringOptions {
-    /// Opset to write in.
+    /// Opset.
     pub opset: Opset,
     /// Layout of hidden states.
     pub layout: Layout,
-    /// What a projection becomes.
+    /// Form of projections.
     pub linear: LinearForm,
     /// Form of the norms.
     pub norm: NormForm,
@@ -90,11 +89,11 @@ pub struct LoweringOptions {
     pub activations: ActivationForm,
     /// Form of rotations by position.
     pub rope: RopeForm,
-    /// How keys and values are written.
+    /// Form of KV cache writes.
     pub kv_write: KvWrite,
-    /// How what layers carry is divided into states.
+    /// Division of layers' caches into states.
     pub state: StateForm,
-    /// Who keeps what layers with a recurrence carry.
+    /// Owner of recurrent states.
     pub recurrent_states: RecurrentForm,
     /// Where experts are computed.
     pub experts: ExpertsForm,
@@ -103,34 +102,34 @@ pub struct LoweringOptions {
 }
 
 impl LoweringOptions {
-    /// Whether the function of a layer, which has experts or none, leaves the feed-forward network to another. Experts that
-    /// are in functions of their own leave nothing that could be.
-    pub fn leaves_feed_forward_out(&self, has_experts: bool) -> bool {
+    /// Returns whether the function of a layer leaves its feed-forward network to another function. Experts in
+    /// functions of their own leave nothing to separate.
+    pub fn omits_feed_forward(&self, has_experts: bool) -> bool {
         !self.divide.is_none() && (self.experts.is_packed() || !has_experts)
     }
 }
 
-/// A function to build.
+/// Description of a function to build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionRequest {
-    /// Its name in the package.
+    /// Name in the package.
     pub name: String,
-    /// Which part of the model.
+    /// Part of the model.
     pub stage: Stage,
-    /// Tokens of one call.
+    /// Tokens of a call.
     pub tokens: TokenCount,
-    /// Which of them Core ML plans for.
+    /// Default number of tokens, for which Core ML plans.
     pub default_tokens: u64,
-    /// Tokens of the longest text.
+    /// Longest text in tokens.
     pub context: u64,
-    /// Most tokens of a call of any function that shares this one's states.
+    /// Largest call, in tokens, of any function that shares this one's states.
     pub most_tokens: u64,
-    /// Whether an LM-head piece also gives the index of its largest logit.
+    /// Whether a shard of the LM head also outputs the index of its largest logit.
     pub argmax: bool,
 }
 
 impl FunctionRequest {
-    /// The function, empty.
+    /// Creates the empty function.
     fn begin<'a>(&self, form: &LoweringOptions, weights: &'a mut dyn EmitWeight) -> Graph<'a> {
         let mut ops = FunctionBuilder::new(&self.name, form.opset);
         let tokens = match self.tokens {
@@ -144,30 +143,30 @@ impl FunctionRequest {
     }
 }
 
-/// A built function and what its ports mean.
+/// A built function and the roles of its ports.
 #[derive(Clone, Debug)]
 pub struct FunctionGraph {
     /// The MIL function.
     pub function: Function,
-    /// Inputs that are tensors.
+    /// Tensor inputs.
     pub inputs: Vec<Port>,
     /// Outputs.
     pub outputs: Vec<Port>,
     /// States.
     pub states: Vec<StatePort>,
-    /// Where the hidden states between its layers are.
+    /// Hidden states between the layers.
     pub probes: Vec<HiddenProbe>,
 }
 
-/// Puts a weight into a function in the number format that its role asks for.
+/// Emitter of weights in the number format of their role.
 pub trait EmitWeight {
-    /// What is emitted from here on belongs to this layer, or to none.
+    /// Sets the layer of subsequent weights; `None` outside of layers.
     fn of_layer(&mut self, _layer: Option<usize>) {}
 
-    /// Adds `weight`, seen as a tensor of `shape` (same elements, row-major), and gives its fp16 value.
+    /// Adds `weight`, reshaped to `shape` (same elements, row-major), and returns its fp16 value.
     ///
     /// # Errors
-    /// When the weight can't be represented.
+    /// Returns an error if the weight can't be represented.
     fn emit(
         &mut self,
         builder: &mut FunctionBuilder,
@@ -177,11 +176,11 @@ pub trait EmitWeight {
         shape: &[u64],
     ) -> Result<ValueId>;
 
-    /// Adds what the product of a weight is to be multiplied by, row by row, seen as a tensor of `shape` with as many
-    /// elements as the weight has rows; nothing where the number format has no such scale.
+    /// Adds the factors of the product's rows, reshaped to `shape`, which has as many elements as the weight has rows.
+    /// `None` if the number format has no such scale.
     ///
     /// # Errors
-    /// When the weight can't be represented.
+    /// Returns an error if the weight can't be represented.
     fn emit_row_scale(
         &mut self,
         _builder: &mut FunctionBuilder,
@@ -194,32 +193,32 @@ pub trait EmitWeight {
     }
 }
 
-/// A rotary table for the host, f32.
+/// A rotary table of the host in f32.
 #[derive(Clone, Debug)]
 pub struct RopeTables {
-    /// Name by which ports ask for it.
+    /// Name that ports refer to.
     pub table: String,
     /// Values per position: half of the rotated dimensions.
     pub columns: u64,
-    /// Variants by the length of the text, ascending.
+    /// Variants by text length, ascending.
     pub variants: Vec<RopeValues>,
 }
 
-/// One variant of a rotary table.
+/// A variant of a rotary table.
 #[derive(Clone, Debug)]
 pub struct RopeValues {
-    /// Longest text it is for.
+    /// Longest text in tokens.
     pub max_length: u64,
-    /// Cosines, `[rows, columns]`, rows = min(max_length, context); the attention factor is multiplied in.
+    /// Cosines `[rows, columns]` with rows = min(max_length, context), multiplied by the attention factor.
     pub cos: Vec<f32>,
-    /// Sines, likewise.
+    /// Sines in the same form.
     pub sin: Vec<f32>,
 }
 
-/// What the host needs beside the packages.
+/// Tensors that the host needs beside the packages.
 #[derive(Clone, Debug)]
 pub struct HostTensors {
-    /// Token embedding `[vocab_size, hidden_size]`, with any multiplier applied.
+    /// Token embedding `[vocab_size, hidden_size]` including its multiplier.
     pub embedding: SourceWeight,
     /// Learned positions `[positions, hidden_size]`.
     pub positions: Option<SourceWeight>,
@@ -227,12 +226,12 @@ pub struct HostTensors {
     pub token_types: Option<SourceWeight>,
     /// Rotary tables.
     pub rope: Vec<RopeTables>,
-    /// The matrix `Q` by which hidden states are rotated, if they are, `[hidden_size, hidden_size]`: a row of hidden
-    /// states is the model's times `Q`.
+    /// Rotation `Q` of hidden states, `[hidden_size, hidden_size]`, if they are rotated: a row of hidden states is the
+    /// model's times `Q`.
     pub rotation: Option<SourceWeight>,
-    /// Vectors of each token for each layer, `[vocab_size, layers * width]`.
+    /// Per-layer embeddings of tokens, `[vocab_size, layers * width]`.
     pub per_layer_embedding: Option<SourceWeight>,
-    /// Projections of what is pooled.
+    /// Projections of the pooled vector.
     pub projections: Vec<HostProjection>,
 }
 
@@ -243,53 +242,53 @@ pub struct HostProjection {
     pub weight: SourceWeight,
     /// `[1, rows]`
     pub bias: Option<SourceWeight>,
-    /// What follows.
+    /// Activation of the result.
     pub activation: ProjectionActivation,
 }
 
-/// What a model is for.
+/// Task of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Purpose {
-    /// It continues a text.
+    /// Text generation.
     TextGeneration,
-    /// It labels every token.
+    /// Labels for every token.
     TokenClassification(LabelSet),
-    /// It gives a text a vector.
+    /// A vector for a text.
     TextEmbedding {
-        /// Tokens see those on both sides.
+        /// Whether attention is bidirectional.
         bidirectional: bool,
-        /// How hidden states are pooled where nothing else is said.
+        /// Default pooling of hidden states.
         pooling: Pooling,
     },
-    /// It classifies texts and pairs of texts.
+    /// Classification of texts and pairs of texts.
     SequenceClassification(SequenceClassification),
 }
 
-/// Experts of a layer.
+/// Number of experts in a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertCounts {
-    /// All.
+    /// Total number.
     pub count: u64,
-    /// Those that a token is given at most.
+    /// Maximum number for a token.
     pub per_token: u64,
-    /// What they give goes through a norm together: experts in functions of their own are followed by one function more, which
-    /// counts as another expert that every token is given.
+    /// Whether a norm is applied to the sum of the experts' outputs. Experts in functions of their own are then
+    /// followed by another function, which counts as another expert of every token.
     pub joined: bool,
 }
 
 impl ExpertCounts {
-    /// Experts whose outputs are just added.
+    /// Counts of experts whose outputs are only added.
     pub fn new(count: u64, per_token: u64) -> Self {
         ExpertCounts { count, per_token, joined: false }
     }
 
-    /// Experts in functions of their own, what joins them included.
+    /// Number of experts in functions of their own, including the joining function.
     pub fn apart(&self) -> u64 {
         self.count + u64::from(self.joined)
     }
 }
 
-/// The dimensions that every family has.
+/// Dimensions that every family has.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FamilyFacts {
     /// Family name: a row of the table.
@@ -298,22 +297,22 @@ pub struct FamilyFacts {
     pub hidden_size: u64,
     /// Number of layers.
     pub num_layers: usize,
-    /// Rows of the embedding, and of the LM head.
+    /// Rows of the embedding and of the LM head.
     pub vocab_size: u64,
-    /// What it is for.
+    /// Task of the model.
     pub purpose: Purpose,
-    /// Longest text the model was made for.
+    /// Longest supported text in tokens.
     pub max_position_embeddings: u64,
-    /// Hidden states between functions are the model's times this.
+    /// Factor of hidden states between functions relative to the model's.
     pub hidden_scale: f64,
-    /// Layers carry a state that every token of a call changes for good, so that no call can be filled up.
+    /// Whether a layer has a recurrent state, which padding tokens would corrupt.
     pub recurrent: bool,
-    /// The resolved configuration, for `bundle.json`.
+    /// Resolved configuration for `bundle.json`.
     pub config: Json,
 }
 
 impl FamilyFacts {
-    /// What a token classifier gives instead of tokens.
+    /// Labels of a token classifier.
     pub fn label_set(&self) -> Option<&LabelSet> {
         match &self.purpose {
             Purpose::TokenClassification(label_set) => Some(label_set),
@@ -321,7 +320,7 @@ impl FamilyFacts {
         }
     }
 
-    /// Rows of the head: tokens, or labels. A model that gives vectors has none.
+    /// Rows of the head: tokens, or labels. Embedding models have none.
     pub fn head_rows(&self) -> u64 {
         match &self.purpose {
             Purpose::TextGeneration => self.vocab_size,
@@ -331,7 +330,7 @@ impl FamilyFacts {
         }
     }
 
-    /// Whether it looks at a text in both directions: functions have no states, and a call takes a whole text, or a window.
+    /// Returns whether attention is bidirectional: functions have no states, and a call takes a whole text or a window.
     pub fn is_bidirectional(&self) -> bool {
         match &self.purpose {
             Purpose::TextGeneration => false,
@@ -340,35 +339,34 @@ impl FamilyFacts {
         }
     }
 
-    /// Whether every token sees all of the text, so that a text has to fit into one call.
+    /// Returns whether every token sees the whole text, so that a text must fit into one call.
     pub fn takes_whole_texts(&self) -> bool {
         self.is_bidirectional() && self.label_set().is_none()
     }
 }
 
-/// A model that can be emitted.
+/// A model that can be built into functions.
 pub trait FamilyModel: Send + Sync {
-    /// Its dimensions.
+    /// Dimensions.
     fn facts(&self) -> &FamilyFacts;
 
-    /// How many experts a layer has, and how many of them a token is given at most; none where it has none.
+    /// Number of experts in a layer; `None` for a layer without experts.
     fn experts(&self, _layer: usize) -> Option<ExpertCounts> {
         None
     }
 
-    /// The layer that guesses the tokens after the next, as a model of its own, if it was opened with one. Its embedding and its
-    /// LM head are this model's.
+    /// Next-token layer as a model, if it was opened with one. It shares this model's embedding and LM head.
     fn draft(&self) -> Option<&dyn FamilyModel> {
         None
     }
 
-    /// Bytes of state that one layer holds for texts of `context` tokens in calls of up to `most_tokens`.
+    /// Bytes of a layer's states for texts of `context` tokens in calls of up to `most_tokens`.
     fn layer_state_bytes(&self, layer: usize, context: u64, most_tokens: u64) -> u64;
 
     /// Builds a function.
     ///
     /// # Errors
-    /// When a weight can't be emitted or the form can't express the model.
+    /// Returns an error if a weight can't be emitted or the form can't express the model.
     fn build(
         &self,
         form: &LoweringOptions,
@@ -376,43 +374,43 @@ pub trait FamilyModel: Send + Sync {
         weights: &mut dyn EmitWeight,
     ) -> Result<FunctionGraph>;
 
-    /// What the host needs, with tables for up to `context` positions.
+    /// Tensors of the host, with tables for up to `context` positions.
     ///
     /// # Errors
-    /// When a table can't be computed.
+    /// Returns an error if a table can't be computed.
     fn host(&self, context: u64) -> Result<HostTensors>;
 
-    /// Puts all hidden states into another unit, a power of two, instead of the family's own; the logits stay as they are.
+    /// Replaces the family's scale of hidden states, a power of two; the logits don't change.
     fn set_hidden_scale(&mut self, scale: f64);
 
-    /// The transforms that suit it where projections are quantized with one scale for the whole tensor.
+    /// Recommended transforms for projections that are quantized with one scale per tensor.
     fn recipe(&self) -> Vec<Transform> {
         Vec::new()
     }
 
-    /// Whether a transform keeps what this model computes.
+    /// Checks that a transform preserves the model's function.
     ///
     /// # Errors
-    /// Why it doesn't, as a part of a sentence.
+    /// Returns the reason as a part of a sentence if it doesn't.
     fn permits(&self, _transform: Transform) -> Result<(), &'static str> {
         Err("the weights of models that look at a text in both directions are not transformed")
     }
 
-    /// Applies those transforms that the model permits, once. The logits stay as they are.
+    /// Applies the transforms that the model permits, once. The logits don't change.
     ///
     /// # Errors
-    /// When a weight hasn't the shape that a transform needs.
+    /// Returns an error if a weight hasn't the shape that a transform needs.
     fn transform(&mut self, _transforms: &[Transform]) -> Result<()> {
         Ok(())
     }
 
-    /// What was done to the weights, and what wasn't.
+    /// Applied transforms, and parts that were left out.
     fn transformed(&self) -> Transformed {
         Transformed::default()
     }
 
-    /// Whether norms stand behind the blocks and before them: the rows of a block's last projection go through a norm,
-    /// where no unit of theirs can be undone.
+    /// Returns whether blocks have norms before and after: the rows of a block's last projection pass through a norm,
+    /// which prevents rescaling.
     fn norms_behind_blocks(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! The model of a source: its family's row, its configuration, its tensors.
+//! Opening a source: family row, configuration, tensors.
 
 use serde_json::{Map, Value as Json};
 
@@ -20,19 +20,20 @@ use anec_source::{Description, HuggingFaceFiles, Ledger, Source, onnx};
 
 /// Opens the model of a source: finds its family, reads its configuration and takes its tensors from the ledger.
 ///
-/// `family` is the manifest's, which must agree with the source's. `acknowledged` lists configuration keys that the user
-/// has declared harmless.
+/// `family` is the manifest's, which must agree with the source's. `acknowledged` lists configuration keys that the
+/// user has declared harmless.
 ///
 /// # Errors
-/// When the family is unknown, the configuration isn't understood, or a tensor is missing or doesn't fit.
+/// Returns an error if the family is unknown, the configuration isn't understood, or a tensor is missing or has another
+/// shape.
 pub fn open(ledger: &mut Ledger<'_>, family: Option<&str>, acknowledged: &[String]) -> Result<Box<dyn FamilyModel>> {
     open_with_draft(ledger, family, acknowledged, None)
 }
 
-/// As [`open`], with the layer that guesses tokens, if one is asked for.
+/// Opens the model of a source as [`open`] does, with its next-token layer if `draft` is set.
 ///
 /// # Errors
-/// As [`open`], and when the source has no such layer.
+/// Returns the errors of [`open`], and an error if the source has no such layer.
 pub fn open_with_draft(
     ledger: &mut Ledger<'_>,
     family: Option<&str>,
@@ -85,18 +86,18 @@ fn open_hugging_face(
         }
         return encoder::open(model_type, &place, config, ledger, acknowledged);
     }
-    let row = find_type(&place, model_type, config, family)?;
+    let row = row_of_type(&place, model_type, config, family)?;
     let text = (row.name != model_type).then(|| config::text_config(&place, config, row)).transpose()?;
     let config = DecoderConfig::read(&place, text.as_ref().unwrap_or(config), row, acknowledged)?;
     if text.is_some() {
         for pattern in config::NOT_TEXT {
-            ledger.ignore(pattern, "no part of the text model");
+            ledger.ignore(pattern, "not part of the text model");
         }
     }
     for (pattern, why) in row.unused_tensors {
         ledger.ignore(pattern, why);
     }
-    // buffers that older checkpoints carry; the tables are computed
+    // buffers in older checkpoints; the tables are computed
     ledger.ignore("model.layers.*.self_attn.rotary_emb.inv_freq", "rotary frequencies are computed");
     ledger.ignore("model.rotary_emb.inv_freq", "rotary frequencies are computed");
     if config.bidirectional {
@@ -123,14 +124,14 @@ fn open_gguf(
     };
     let modules = source.sentence_transformers()?;
     for name in GGUF_DENSE.iter().filter(|_| modules.is_some()) {
-        // the host applies them to what is pooled
+        // the host applies them to the pooled vector
         ledger.take_optional(&format!("{name}.weight"))?;
     }
     if encoder::is_architecture(architecture) {
         return encoder::open_gguf(&place, metadata, architecture, ledger, family, acknowledged);
     }
     let of_architecture = |row: &DecoderFamily| row.gguf.contains(&architecture);
-    // one architecture may stand for models with windows and for others without: a file that has a window is of the former
+    // an architecture may stand for models with and without windows: a file with a window belongs to the former
     let has_window =
         metadata.u64(&format!("{architecture}.attention.sliding_window"))?.is_some_and(|window| window > 0);
     let may_have = |row: &DecoderFamily| of_architecture(row) && row.window != WindowRule::None;
@@ -151,24 +152,24 @@ fn open_gguf(
     let tied = !ledger.has("output.weight");
     let mut config = config::gguf::configuration(metadata, architecture, &factors, vocab_size, tied)?;
     if row.mixer == MixerKind::AttentionAndMamba2 {
-        // there is no key for it
+        // GGUF has no key for it
         config.insert("mamba_rms_norm".into(), Json::Bool(ledger.has("blk.0.ssm_norm.weight")));
     }
     if let Some(key) = row.qk_norm_if {
-        // nor for this
+        // GGUF has no key for it
         config.insert(key.into(), Json::Bool(ledger.has("blk.0.attn_q_norm.weight")));
     }
     if let LayerFormRule::Key(key, LayerForm::ParallelOneNorm) = row.form {
-        // some files say so of layers that aren't: a layer with a second norm reads through it
+        // some files say so of layers that aren't parallel: a layer with a second norm reads through it
         config.insert(key.into(), Json::Bool(!ledger.has("blk.0.ffn_norm.weight")));
     }
     if let Some(layer) = row.gemma4_layers.then(|| config::gguf::first_full_layer(&config)).flatten() {
-        // no key says so
+        // GGUF has no key for it
         config.insert("attention_k_eq_v".into(), Json::Bool(!ledger.has(&format!("blk.{layer}.attn_v.weight"))));
     }
     let config = DecoderConfig::read(&place, &config, row, acknowledged)?;
-    for block in config::gguf::guessing_blocks(metadata, architecture, config.num_hidden_layers)? {
-        ledger.ignore(&format!("blk.{block}.*"), "guesses more than one token: no part of the model");
+    for block in config::gguf::next_token_blocks(metadata, architecture, config.num_hidden_layers)? {
+        ledger.ignore(&format!("blk.{block}.*"), "next-token layer, not part of the model");
     }
     if config.bidirectional {
         return encoder::open_gemma(config, row, Naming::Gguf, ledger);
@@ -200,13 +201,13 @@ fn open_onnx(
             let Some(model_type) = config.get("model_type").and_then(Json::as_str) else {
                 return Err(FamilyError::MissingKey { place, key: "model_type".into() }.into());
             };
-            let row = find_type(&place, model_type, config, family)?;
+            let row = row_of_type(&place, model_type, config, family)?;
             let text = (row.name != model_type).then(|| config::text_config(&place, config, row)).transpose()?;
             (place, text.unwrap_or_else(|| config.clone()), row)
         }
         _ => {
             let place = format!("{}/{}", source.name(), onnx::CONFIG);
-            // a type that isn't known doesn't matter: the graph has the form of some family
+            // an unknown type doesn't matter: the graph has the form of some family
             let named =
                 genai("type").and_then(Json::as_str).filter(|name| DECODERS.iter().any(|row| row.name == *name));
             let asked = family.unwrap_or_else(|| config::onnx::family(graph));
@@ -217,8 +218,8 @@ fn open_onnx(
         }
     };
     let mut config = DecoderConfig::read(&place, &config, row, acknowledged)?;
-    // the graph has what the weights were when it was written: fused ones apart, biases of zero left out, a tied head of
-    // its own where it was quantized otherwise than the embedding
+    // the graph has the weights as they were exported: fused ones apart, biases of zero omitted, and a tied head of its
+    // own if it was quantized otherwise than the embedding
     (config.fused, config.fused_mlp) = (false, false);
     config.tie_word_embeddings = graph.tied;
     (config.qkv_bias, config.output_bias, config.mlp_bias) = (graph.qkv_bias, graph.output_bias, graph.mlp_bias);
@@ -227,8 +228,8 @@ fn open_onnx(
     assemble(config, row, Naming::Onnx, Purpose::TextGeneration, None, ledger)
 }
 
-/// The row of a model type. Types of multimodal models may have text models of several families, which say what they are.
-fn find_type(
+/// Row of a model type. A multimodal type may have text models of several families; its `text_config` says which.
+fn row_of_type(
     place: &str,
     model_type: &str,
     config: &Map<String, Json>,
@@ -255,7 +256,7 @@ fn find(
     matches: impl Fn(&DecoderFamily) -> bool,
 ) -> Result<&'static DecoderFamily, FamilyError> {
     let rows = || DECODERS.iter().filter(|row| matches(row));
-    // several families may share an architecture name: the manifest's word decides, else the first row
+    // several families may share an architecture name: the manifest decides, else the first row
     if let Some(row) = rows().find(|row| asked == Some(row.name)) {
         return Ok(row);
     }

@@ -1,12 +1,13 @@
-//! Multi-token prediction (arXiv:2412.19437, section 2.2): a layer behind the last one, which guesses the token after the next.
+//! Multi-token prediction (arXiv:2412.19437, section 2.2): a layer after the last one that predicts the token after
+//! next.
 //!
 //! ```text
 //! x_t = layer(W [norm_e(embedding(token_t)); norm_h(h_(t-1))])
 //! logits = W_head norm(x_t)
 //! ```
 //!
-//! h is what leaves the model's last layer, through the model's final norm. Behind tokens that the layer has guessed itself, it
-//! is its own x, through its own norm.
+//! h is the output of the model's last layer after the model's final norm. For tokens that the layer has predicted
+//! itself, it is the layer's own x after its own norm.
 
 use super::blocks::Graph;
 use super::blocks::linear::{Linear, linear};
@@ -23,21 +24,21 @@ use anec_manifest::Role;
 use anec_mil::{FunctionBuilder, ValueId};
 use anec_source::{Ledger, SourceWeight};
 
-/// What is before the layer.
+/// Projections before the layer.
 pub struct Predictor {
-    /// Of the embedding.
+    /// Norm of the embedding.
     embedding_norm: Norm,
-    /// Of the hidden state before.
+    /// Norm of the previous hidden state.
     hidden_norm: Norm,
-    /// `[hidden_size, 2 hidden_size]`: the embedding first.
+    /// Joining projection `[hidden_size, 2 hidden_size]`, with the embedding first.
     join: Linear,
-    /// The model's final norm.
+    /// Final norm of the model.
     model_norm: Norm,
-    /// The layer's own.
+    /// Final norm of the layer.
     own_norm: Norm,
 }
 
-/// The configuration of the layer, as that of a model: one of the model's layers with full attention.
+/// Configuration of the layer as a model: one of the model's full-attention layers.
 pub fn configuration(config: &DecoderConfig) -> DecoderConfig {
     let attends = config.layers.iter().find(|layer| layer.mixer == MixerKind::Attention);
     DecoderConfig {
@@ -48,10 +49,10 @@ pub fn configuration(config: &DecoderConfig) -> DecoderConfig {
     }
 }
 
-/// The layer as a model, from the tensors `mtp.*`; `of` is the model that it belongs to.
+/// Opens the layer as a model, from the tensors `mtp.*`; `of` is its base model.
 ///
 /// # Errors
-/// When a tensor is missing or has another shape.
+/// Returns an error if a tensor is missing or has another shape.
 pub fn open(of: &Decoder, row: &'static super::row::DecoderFamily, ledger: &mut Ledger<'_>) -> Result<Decoder> {
     let config = configuration(&of.config);
     let mut tensors = Tensors::of_predictor(ledger, row, &config);
@@ -82,7 +83,7 @@ pub fn open(of: &Decoder, row: &'static super::row::DecoderFamily, ledger: &mut 
 }
 
 impl Predictor {
-    /// What enters the layer, of the tokens' embedding.
+    /// Input of the layer for the tokens' embedding.
     pub(super) fn enter(&self, g: &mut Graph<'_>, ports: &mut Ports, embedding: ValueId, width: u64) -> ValueId {
         let previous = ports.input(g, "previous_hidden", PortRole::PreviousHidden, g.hidden_shape(width));
         let drafted = ports.input(g, "previous_drafted", PortRole::PreviousDrafted, g.hidden_shape(1));
@@ -99,17 +100,17 @@ impl Predictor {
         })
     }
 
-    /// The model's embedding and hidden states are multiplied by `factor`.
+    /// Adapts the layer to embeddings and hidden states multiplied by `factor`.
     pub(super) fn scale_inputs(&mut self, factor: f64) {
         self.embedding_norm.eps *= factor * factor;
         self.model_norm.eps *= factor * factor;
     }
 }
 
-/// Weights that belong to no layer of the model: number formats of its layers are not theirs.
-pub struct OfNoLayer<'a>(pub &'a mut dyn EmitWeight);
+/// Emitter of weights outside of the model's layers, whose number formats don't apply.
+pub struct OutsideLayers<'a>(pub &'a mut dyn EmitWeight);
 
-impl EmitWeight for OfNoLayer<'_> {
+impl EmitWeight for OutsideLayers<'_> {
     fn emit(
         &mut self,
         builder: &mut FunctionBuilder,

@@ -1,5 +1,5 @@
-//! The tensors of the models that built-in manifests are for: which their published checkpoints have, of which shape. They
-//! are enough to plan a conversion without the weights.
+//! The tensors of the models that built-in manifests are for: which their published checkpoints have, of which shape.
+//! They are enough to plan a conversion without the weights.
 //!
 //! The list is written from the checkpoints and shares nothing with what a family looks for, so that the tests of the
 //! built-in manifests hold one against the other.

@@ -1,4 +1,4 @@
-//! A block between the residual stream and itself: its norms, its sum, and the projections that touch the stream.
+//! A block of the residual stream: norms, sum, and the projections that read and write the stream.
 
 use super::blocks::Graph;
 use super::blocks::linear::Linear;
@@ -7,38 +7,38 @@ use super::blocks::residual::{ResidualScaling, scaled_sum};
 use anec_mil::{Constant, ValueId};
 use anec_source::SourceWeight;
 
-/// What is around a block: norms, and the sum with the residual stream.
+/// Norms and sum around a block.
 #[derive(Clone, Debug)]
 pub struct Norms {
-    /// Of what goes in.
+    /// Norm of the block's input.
     pub before: Option<Norm>,
-    /// Of what comes out.
+    /// Norm of the block's output.
     pub after: Option<Norm>,
-    /// Of the sum.
+    /// Norm of the sum.
     pub of_sum: Option<Norm>,
     /// Scales of the sum.
     pub scaling: Option<ResidualScaling>,
 }
 
-/// A block between the residual stream and itself, by the projections that touch the stream.
+/// A block of the residual stream with the projections that read and write the stream.
 #[derive(Debug)]
 pub struct ResidualBlock<'a> {
-    /// The norm before it, if there is one.
+    /// Norm before the block.
     pub before: Option<&'a mut Norm>,
-    /// The norm of what it adds.
+    /// Norm of the block's output.
     pub after: Option<&'a mut Norm>,
-    /// The norm of the sum.
+    /// Norm of the sum.
     pub of_sum: Option<&'a mut Norm>,
     /// Scales of the sum.
     pub scaling: Option<&'a mut ResidualScaling>,
-    /// What reads the stream, through the norm before, if there is one.
+    /// Projections that read the stream, through the norm before if there is one.
     pub readers: Vec<&'a mut Linear>,
-    /// What writes to it, through the norm after, if there is one.
+    /// Projections that write to the stream, through the norm after if there is one.
     pub writers: Vec<&'a mut Linear>,
 }
 
 impl<'a> ResidualBlock<'a> {
-    /// What only reads the stream.
+    /// Creates a block that only reads the stream.
     pub(super) fn reading(before: &'a mut Norm, readers: Vec<&'a mut Linear>) -> Self {
         let (after, of_sum, scaling) = (None, None, None);
         ResidualBlock { before: Some(before), after, of_sum, scaling, readers, writers: Vec::new() }
@@ -46,7 +46,7 @@ impl<'a> ResidualBlock<'a> {
 }
 
 impl Norms {
-    /// A block with these around it.
+    /// Creates a block with norms and a sum.
     pub(super) fn around<'a>(
         &'a mut self,
         readers: Vec<&'a mut Linear>,
@@ -57,17 +57,17 @@ impl Norms {
         ResidualBlock { before, after, of_sum, scaling: scaling.as_mut(), readers, writers }
     }
 
-    /// The gain of the norm before, if there is one that has one.
+    /// Gain of the norm before the block, if there is one.
     pub fn gain(&self) -> Option<SourceWeight> {
         self.before.as_ref()?.gain()
     }
 
-    /// `norm(x)`, which the block reads.
+    /// `norm(x)`, the block's input.
     pub(super) fn enter(&self, g: &mut Graph<'_>, x: ValueId) -> ValueId {
         self.before.as_ref().map_or(x, |norm| rms_norm(g, x, norm, 1))
     }
 
-    /// `x + r * norm(out)` of what the block gave, or the norm of the sum.
+    /// `x + r * norm(out)`, or the norm of the sum.
     pub(super) fn leave(&self, g: &mut Graph<'_>, x: ValueId, out: ValueId, multiplier: f64) -> ValueId {
         let mut added = self.after.as_ref().map_or(out, |norm| rms_norm(g, out, norm, 1));
         if let Some(scaling) = &self.scaling {

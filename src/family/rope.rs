@@ -1,4 +1,4 @@
-//! Rotary position embedding tables: the frequencies of every scaling type in use, and cos/sin of all positions.
+//! Rotary position embedding: frequencies of every scaling type in use, and tables of cos and sin.
 //!
 //! RoFormer (arXiv:2104.09864) rotates pairs of dimensions `(i, i + dim/2)` of queries and keys by
 //! `position * theta^(-2i/dim)`. The scaling types are those of transformers' `modeling_rope_utils`: they change the
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{RopeTables, RopeValues};
 
-/// Name of the rotary table of queries, where they are scaled by their position.
+/// Name of the rotary table of queries with a position-dependent scale.
 pub const QUERY_ROPE_TABLE: &str = "rope_query";
 
 /// A rotary embedding.
@@ -21,53 +21,53 @@ pub struct RopeConfig {
     pub rope_theta: f64,
     /// Rotated dimensions of each head, even; the rest pass through.
     pub rope_dim: u64,
-    /// How the frequencies are changed for longer texts.
+    /// Scaling of the frequencies for longer texts.
     pub scaling: RopeScaling,
 }
 
-/// How frequencies are changed for texts longer than the model was first trained on.
+/// Scaling of frequencies for texts longer than those of the first training.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "rope_type", rename_all = "snake_case")]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     Default,
     /// Position interpolation (arXiv:2306.15595): all frequencies divided by `factor`.
     Linear {
         /// Divisor.
         factor: f64,
     },
-    /// The first pairs of dimensions rotate as those of the whole head would, divided by `factor`; the others don't.
+    /// Rotation of the first pairs only, with the frequencies of the whole head divided by `factor`.
     Proportional {
-        /// Pairs that rotate.
+        /// Number of pairs that rotate.
         rotated: u64,
         /// Divisor.
         factor: f64,
     },
     /// NTK-aware scaling of the base by the length of the text.
     Dynamic {
-        /// How many times longer.
+        /// Ratio of the lengths.
         factor: f64,
-        /// Up to this length the frequencies are unchanged.
+        /// Length up to which the frequencies are unchanged.
         max_position_embeddings: u64,
     },
-    /// NTK-aware scaling of the base by a constant: `theta * alpha^(dim / (dim - 2))`, at every length.
+    /// NTK-aware scaling of the base by a constant at every length: `theta * alpha^(dim / (dim - 2))`.
     NtkAlpha {
-        /// Its strength.
+        /// Constant of the scaling.
         alpha: f64,
     },
-    /// YaRN (arXiv:2309.00071): high frequencies kept, low ones interpolated, a ramp between.
+    /// YaRN (arXiv:2309.00071): high frequencies are kept, low ones interpolated, with a ramp between.
     Yarn {
-        /// How many times longer.
+        /// Ratio of the lengths.
         factor: f64,
         /// Length of the first training.
         original_max_position_embeddings: u64,
-        /// Multiplied to cos and sin.
+        /// Factor of cos and sin.
         attention_factor: f64,
         /// Rotations within the original length above which a frequency is kept.
         beta_fast: f64,
-        /// Rotations below which it is interpolated.
+        /// Rotations within the original length below which a frequency is interpolated.
         beta_slow: f64,
-        /// Round the ends of the ramp to whole dimensions.
+        /// Whether the ends of the ramp are rounded to whole dimensions.
         truncate: bool,
     },
     /// Llama 3: three bands by wavelength.
@@ -81,7 +81,7 @@ pub enum RopeScaling {
         /// Length of the first training.
         original_max_position_embeddings: u64,
     },
-    /// LongRoPE (arXiv:2402.13753): a divisor for each frequency, one set for texts up to the original length and
+    /// LongRoPE (arXiv:2402.13753): a divisor for each frequency, in one set for texts up to the original length and
     /// another for longer ones.
     Longrope {
         /// Divisors up to the original length.
@@ -90,10 +90,10 @@ pub enum RopeScaling {
         long_factor: Vec<f64>,
         /// Length of the first training.
         original_max_position_embeddings: u64,
-        /// Multiplied to cos and sin at every length.
+        /// Factor of cos and sin at every length.
         attention_factor: f64,
     },
-    /// A divisor for each frequency, as GGUF's `rope_freqs.weight` holds the Llama 3 scaling.
+    /// A divisor for each frequency: Llama 3 scaling in GGUF's `rope_freqs.weight`.
     Factors {
         /// Divisors.
         factors: Vec<f32>,
@@ -101,8 +101,8 @@ pub enum RopeScaling {
 }
 
 impl RopeScaling {
-    /// YaRN's attention factor when the configuration gives none: `0.1 ln(factor) + 1`, a ratio of two where
-    /// `mscale` and `mscale_all_dim` are given.
+    /// Default attention factor of YaRN: `0.1 ln(factor) + 1`, or a ratio of two such terms if `mscale` and
+    /// `mscale_all_dim` are given.
     pub fn yarn_attention_factor(factor: f64, mscale: Option<f64>, mscale_all_dim: Option<f64>) -> f64 {
         let get = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
         match (mscale.filter(|m| *m != 0.0), mscale_all_dim.filter(|m| *m != 0.0)) {
@@ -111,27 +111,27 @@ impl RopeScaling {
         }
     }
 
-    /// LongRoPE's attention factor when the configuration gives none: `sqrt(1 + ln(factor) / ln(original))`.
+    /// Default attention factor of LongRoPE: `sqrt(1 + ln(factor) / ln(original))`.
     pub fn longrope_attention_factor(factor: f64, original: u64) -> f64 {
         if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original as f64).ln()).sqrt() }
     }
 }
 
 impl RopeConfig {
-    /// The rotary embedding behind a table of the host, by a family's configuration as `bundle.json` has it.
+    /// Reads the rotary embedding of a host table from a family's configuration in `bundle.json`.
     ///
     /// # Errors
-    /// When it has none for that table.
+    /// Returns an error if the configuration has none for the table.
     pub fn of_config(config: &serde_json::Value, table: &str) -> Result<Self, serde_json::Error> {
-        // a key has the name of its table, but queries that are scaled rotate as keys do
+        // keys have the names of tables, except that scaled queries rotate as keys do
         let key = if table == QUERY_ROPE_TABLE { "rope" } else { table };
         RopeConfig::deserialize(config.get(key).unwrap_or(&serde_json::Value::Null))
     }
 
-    /// A table of the host with `context` rows, by the configuration that this embedding is [of](RopeConfig::of_config).
+    /// Computes a host table with `context` rows from the configuration in `bundle.json`.
     ///
     /// # Errors
-    /// When the configuration lacks the scale that the table of queries has.
+    /// Returns an error if the configuration lacks the scale of the queries' table.
     pub fn tables_of_config(
         &self,
         config: &serde_json::Value,
@@ -148,7 +148,7 @@ impl RopeConfig {
         }
     }
 
-    /// Frequencies (radians per position) of a text of `length` tokens, and the factor on cos and sin.
+    /// Frequencies (radians per position) for a text of `length` tokens, and the factor of cos and sin.
     pub fn frequencies(&self, length: u64) -> (Vec<f64>, f64) {
         let dim = self.rope_dim as f64;
         let half = self.rope_dim / 2;
@@ -220,11 +220,11 @@ impl RopeConfig {
         }
     }
 
-    /// The host's tables for texts of up to `context` tokens, under the name `table`.
+    /// Computes the host's tables for texts of up to `context` tokens, named `table`.
     ///
-    /// Where the frequencies depend on the length of the text there are two variants: one for texts up to the
-    /// original length and one for longer ones. The second is computed for the full context: dynamic scaling changes
-    /// with every token, and keys that are already in the cache keep the rotation they were written with.
+    /// If the frequencies depend on the length of the text, there are two variants: one up to the original length and
+    /// one for longer texts. The second is computed for the full context. Dynamic scaling would change with every
+    /// token, but keys in the cache keep the rotation they were written with.
     pub fn tables(&self, table: &str, context: u64) -> RopeTables {
         let original = match &self.scaling {
             RopeScaling::Dynamic { max_position_embeddings, .. } => Some(*max_position_embeddings),
@@ -242,7 +242,7 @@ impl RopeConfig {
         }
     }
 
-    /// The table for queries that are scaled by their position: a rotation is linear, so that the scale goes into it.
+    /// Computes the table of scaled queries: rotation is linear, so the scale is folded into the table.
     pub fn query_tables(&self, table: &str, context: u64, scale: LateQueryScale) -> RopeTables {
         let mut tables = self.tables(table, context);
         let columns = tables.columns.max(1) as usize;
@@ -265,17 +265,17 @@ impl RopeConfig {
     }
 }
 
-/// The scale of queries, `1 + beta ln(1 + floor(position / from))`: 1 before `from`.
+/// Scale of queries, `1 + beta ln(1 + floor(position / from))`, which is 1 before position `from`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LateQueryScale {
-    /// How fast it grows.
+    /// Growth rate.
     pub beta: f64,
-    /// The first position that it isn't 1 at.
+    /// First position with a scale other than 1.
     pub from: u64,
 }
 
 impl LateQueryScale {
-    /// The scale at a position.
+    /// Scale at a position.
     pub fn at(&self, position: u64) -> f64 {
         1.0 + self.beta * ((position / self.from) as f64).ln_1p()
     }

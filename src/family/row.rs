@@ -1,16 +1,16 @@
-//! What a row of the family table says: the differences between decoders, as types.
+//! Types of the family table's rows: the differences between decoders.
 
 use serde::Serialize;
 
-/// Where query-key norms sit.
+/// Place of query-key norms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QkNorm {
-    /// None.
+    /// No norms.
     None,
     /// On each head, before the rotation.
     PerHead,
-    /// The same, where each head has a gain of its own.
+    /// On each head with a gain of its own, before the rotation.
     PerHeadOwn,
     /// On each head, after the rotation.
     PerHeadRotated,
@@ -18,7 +18,7 @@ pub enum QkNorm {
     WholeWidth,
 }
 
-/// How the mixer and the feed-forward network of a layer lie to each other.
+/// Order of a layer's mixer and feed-forward network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LayerForm {
@@ -30,42 +30,42 @@ pub enum LayerForm {
     ParallelTwoNorms,
 }
 
-/// Which form a family's layers have; sequential where it isn't the form that is named.
+/// Rule for the order of a family's layers; sequential if the named form doesn't apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerFormRule {
-    /// This one.
+    /// This form.
     Always(LayerForm),
-    /// This one where the key of the configuration is true.
+    /// This form if the key of the configuration is true.
     Key(&'static str, LayerForm),
-    /// This one but where the key of the configuration is false.
+    /// This form unless the key of the configuration is false.
     Unless(&'static str, LayerForm),
 }
 
-/// What norms are.
+/// Kind of norms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NormKind {
     /// `x / sqrt(mean(x^2) + eps) * w`
     RootMeanSquare,
-    /// The same of what is left when the mean is taken away, and a bias.
+    /// Layer norm with a bias.
     Layer,
-    /// The same without a bias.
+    /// Layer norm without a bias.
     LayerWithoutBias,
 }
 
 impl NormKind {
-    /// Whether the mean is taken away.
+    /// Returns whether the mean is subtracted.
     pub fn is_centred(self) -> bool {
         self != NormKind::RootMeanSquare
     }
 
-    /// Whether it ends with a bias.
+    /// Returns whether the norm has a bias.
     pub fn has_bias(self) -> bool {
         self == NormKind::Layer
     }
 }
 
-/// Where the norms of a layer sit.
+/// Place of a layer's norms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NormPlacement {
@@ -77,20 +77,20 @@ pub enum NormPlacement {
     Both,
 }
 
-/// Activation of the gate in a feed-forward network.
+/// Activation of a feed-forward network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
     /// `x / (1 + exp(-x))`
     Silu,
-    /// GELU by its approximation with tanh.
+    /// GELU approximated with tanh.
     GeluTanh,
-    /// GELU by the error function.
+    /// Exact GELU.
     Gelu,
 }
 
 impl Activation {
-    /// What configurations call it.
+    /// Names in configurations.
     pub fn names(self) -> &'static [&'static str] {
         match self {
             Activation::Silu => &["silu", "swish"],
@@ -100,7 +100,7 @@ impl Activation {
     }
 }
 
-/// What mixes tokens in the layers.
+/// Token mixer of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MixerKind {
@@ -114,22 +114,22 @@ pub enum MixerKind {
     DeltaNet,
     /// Mamba-2.
     Mamba2,
-    /// Softmax attention and Mamba-2 beside each other, on the same input.
+    /// Softmax attention and Mamba-2 side by side, on the same input.
     AttentionAndMamba2,
 }
 
 impl MixerKind {
-    /// Whether it looks at tokens through a mask, with keys and values in a cache.
+    /// Returns whether the mixer has a mask and a KV cache.
     pub fn attends(self) -> bool {
         matches!(self, MixerKind::Attention | MixerKind::Cca | MixerKind::AttentionAndMamba2)
     }
 
-    /// Whether the tokens of a call go through a linear recurrence at once, which takes their order as an input.
+    /// Returns whether the mixer has a linear recurrence that takes the order of a call's tokens as an input.
     pub fn scans(self) -> bool {
         matches!(self, MixerKind::DeltaNet | MixerKind::Mamba2 | MixerKind::AttentionAndMamba2)
     }
 
-    /// What `layer_types` calls such a layer, where there are others.
+    /// Name in `layer_types`, in families with several kinds of layers.
     pub fn layer_type(self) -> &'static str {
         match self {
             MixerKind::Attention => "full_attention",
@@ -141,96 +141,96 @@ impl MixerKind {
     }
 }
 
-/// What becomes of a router's outputs.
+/// Function of a router's outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RouterScores {
-    /// A sigmoid, each expert for itself.
+    /// Sigmoid of each expert.
     Sigmoid,
-    /// A softmax over all experts.
+    /// Softmax over all experts.
     Softmax,
-    /// A softmax over the chosen ones: their weights sum to 1.
+    /// Softmax over the chosen experts: their weights sum to 1.
     ChosenSoftmax,
 }
 
-/// Which mixtures of experts the layers have.
+/// Kind of a family's mixtures of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MixtureKind {
-    /// None.
+    /// No experts.
     None,
-    /// Behind the first `num_dense_layers`; weights by sigmoid, and what is added to them for choosing.
+    /// After the first `num_dense_layers`; sigmoid weights, with a selection bias.
     Sigmoid,
-    /// In all layers; weights by softmax, over the chosen ones where `norm_topk_prob`.
+    /// In all layers; softmax weights, over the chosen experts if `norm_topk_prob`.
     Softmax,
-    /// In all layers; weights by softmax over the chosen ones.
+    /// In all layers; softmax weights over the chosen experts.
     ChosenSoftmax,
-    /// In all layers; weights by softmax, over the chosen ones unless `norm_topk_prob` is false.
+    /// In all layers; softmax weights over the chosen experts unless `norm_topk_prob` is false.
     ChosenSoftmaxUnless,
-    /// In all layers, unless `num_local_experts` is 0; weights by softmax over the chosen ones.
+    /// In all layers unless `num_local_experts` is 0; softmax weights over the chosen experts.
     ChosenSoftmaxIfAny,
-    /// In all layers; weights by softmax over the chosen ones, biases everywhere, and gates and ups held below `swiglu_limit`.
+    /// In all layers; softmax weights over the chosen experts, biases, and gates and ups clamped to `swiglu_limit`.
     Clamped,
-    /// Where `enable_moe_block`, in all layers, beside a dense network; weights by softmax over the chosen ones.
+    /// In all layers beside a dense network if `enable_moe_block`; softmax weights over the chosen experts.
     BesideDense,
-    /// In all layers, behind routers that pass on a state of `router_hidden_size`.
+    /// In all layers, with routers that pass on a state of `router_hidden_size`.
     DepthRouted,
 }
 
-/// Whether layers with experts have one that every token is given, beside the chosen ones.
+/// Kind of a family's shared expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SharedExpertRule {
-    /// No.
+    /// No shared expert.
     None,
     /// Of width `shared_expert_intermediate_size`, times `sigmoid(w x)`.
     Gated,
-    /// Of width `shared_intermediate_size`, with gate and up in one tensor; the only network where there are no experts.
+    /// Of width `shared_intermediate_size`, with gate and up in one tensor; the only network in models without experts.
     Fused,
 }
 
-/// Whether a projection has a bias.
+/// Presence of a projection's bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bias {
     /// Never.
     Never,
     /// Always.
     Always,
-    /// Where this key of the configuration is true.
+    /// If this key of the configuration is true.
     Key(&'static str),
-    /// But where this key of the configuration is false.
+    /// Unless this key of the configuration is false.
     Unless(&'static str),
 }
 
-/// Whether something is held between minus and plus a cap, by `cap tanh(x / cap)`.
+/// Presence of a soft cap, `cap tanh(x / cap)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Softcap {
     /// Never.
     Never,
-    /// By its key of the configuration; the value where it is absent.
+    /// By its key of the configuration, with a default.
     Key(Option<f64>),
 }
 
-/// Which layers attend through a sliding window.
+/// Layers with a sliding window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WindowRule {
-    /// None.
+    /// No layer.
     None,
-    /// Every layer, where `sliding_window` is a number; the value where the key is absent.
+    /// Every layer if `sliding_window` is a number, with a default.
     Every(Option<u64>),
-    /// Every layer, where `use_sliding_window`.
+    /// Every layer if `use_sliding_window`.
     EveryIfUsed,
-    /// Where `use_sliding_window`, the layers from `max_window_layers` on, or as `layer_types` says.
+    /// If `use_sliding_window`, layers from `max_window_layers` on, or by `layer_types`.
     FromLayer,
-    /// Where `use_sliding_window`, the layers without rotation, or as `layer_types` says.
+    /// If `use_sliding_window`, layers without rotation, or by `layer_types`.
     WithoutRope,
-    /// All but every so manieth layer (`sliding_window_pattern`, or this where the key is absent), or as `layer_types` says.
+    /// All layers except every Nth (`sliding_window_pattern`, with a default), or by `layer_types`.
     Pattern(u64),
-    /// The same where `sliding_window` is a number; none where it is null.
+    /// As [`Pattern`](WindowRule::Pattern) if `sliding_window` is a number; none if it is null.
     PatternOrNone(u64),
-    /// As `layer_types` says; none where there is no such key.
+    /// By `layer_types`; none without that key.
     Types,
 }
 
-/// Patterns of transformers' names, and why the model has no part in such tensors.
+/// Patterns of unused tensors' names in transformers, with the reason.
 pub type UnusedTensors = &'static [(&'static str, &'static str)];
 
 /// A row of the table.
@@ -253,11 +253,11 @@ pub struct DecoderFamily {
     /// Sizes that a configuration may leave out because the class has a default for them.
     pub default_sizes: &'static [(&'static str, u64)],
     /// Neighbouring dimensions of a head rotate together, in every file, and not those that are half of them apart.
-    pub neighbours_rotate: bool,
+    pub rotates_neighbours: bool,
     /// In GGUF, the rows of q and k are interleaved for rotation of neighbours and must be put back.
     pub gguf_interleaved: bool,
-    /// What mixes tokens in the layers that aren't softmax attention, if there are such; attention of another kind does so
-    /// in all layers.
+    /// What mixes tokens in the layers that aren't softmax attention, if there are such; attention of another kind does
+    /// so in all layers.
     pub mixer: MixerKind,
     /// `intermediate_size` is a nominal width, of which two thirds are taken and rounded up.
     pub nominal_intermediate_size: bool,
@@ -308,7 +308,7 @@ pub struct DecoderFamily {
     /// What `layer_types` calls layers that attend to everything, and those with a window.
     pub layer_types: [&'static str; 2],
     /// Layers rotate only where `position_embedding_type` is "rope".
-    pub rope_if_said: bool,
+    pub rope_by_key: bool,
     /// Some layers don't rotate: `no_rope_layers`, or every `no_rope_layer_interval`th.
     pub layers_without_rope: bool,
     /// Where there are windows, layers that attend to everything don't rotate.
@@ -346,11 +346,12 @@ pub struct DecoderFamily {
     pub scores_softcap: Softcap,
     /// Whether logits are capped, by `final_logit_softcapping`.
     pub logits_softcap: Softcap,
-    /// Layers of Gemma 4: those that attend to everything have heads of their own size, the last ones look at the keys and
-    /// values of others, values are normed, scores aren't scaled, each layer may be told of the tokens and ends with a factor.
+    /// Layers of Gemma 4: those that attend to everything have heads of their own size, the last ones look at the keys
+    /// and values of others, values are normed, scores aren't scaled, each layer may be told of the tokens and ends
+    /// with a factor.
     pub gemma4_layers: bool,
     /// `use_bidirectional_attention` makes it an encoder.
-    pub may_look_both_ways: bool,
+    pub may_be_bidirectional: bool,
     /// Keys that have one harmless value only, which is JSON; 0 and 1 are also false and true.
     pub inert_keys: &'static [(&'static str, &'static str)],
     /// Keys that don't touch the maths, beside [`NEUTRAL_KEYS`](super::table::NEUTRAL_KEYS).
@@ -379,7 +380,7 @@ pub(crate) const LLAMA: DecoderFamily = DecoderFamily {
     gguf_names: &[],
     unused_tensors: &[],
     default_sizes: &[],
-    neighbours_rotate: false,
+    rotates_neighbours: false,
     gguf_interleaved: true,
     mixer: MixerKind::Attention,
     nominal_intermediate_size: false,
@@ -406,7 +407,7 @@ pub(crate) const LLAMA: DecoderFamily = DecoderFamily {
     gelu_is_tanh: false,
     window: WindowRule::None,
     layer_types: ["full_attention", "sliding_attention"],
-    rope_if_said: false,
+    rope_by_key: false,
     layers_without_rope: false,
     rope_in_windows: false,
     local_rope: None,
@@ -426,10 +427,10 @@ pub(crate) const LLAMA: DecoderFamily = DecoderFamily {
     scores_softcap: Softcap::Never,
     logits_softcap: Softcap::Never,
     gemma4_layers: false,
-    may_look_both_ways: false,
+    may_be_bidirectional: false,
     inert_keys: &[],
     neutral_keys: &[],
 };
 
 /// A layer that guesses the token after the next.
-pub(crate) const NEXT_TOKENS: UnusedTensors = &[("mtp.*", "guesses more than one token: no part of the model")];
+pub(crate) const NEXT_TOKENS: UnusedTensors = &[("mtp.*", "next-token layer, not part of the model")];

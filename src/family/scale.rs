@@ -1,15 +1,15 @@
-//! The residual stream in another unit: every hidden state times a power of two, the logits unchanged.
+//! Scaling of the residual stream by a power of two; the logits don't change.
 //!
-//! Some models carry single channels of the residual stream far beyond fp16's largest number, 65504. Scaling what enters
-//! the stream by `s` scales the stream itself, for it is a sum; what reads it through a norm sees no difference but in
-//! the norm's epsilon, which is scaled along: `s x / sqrt(mean((s x)^2) + s^2 eps) = x / sqrt(mean(x^2) + eps)`.
-//! A power of two changes no digit of a weight that stays in the normal range of its number format.
+//! Some models have single channels of the residual stream far beyond fp16's largest number, 65504. The stream is a
+//! sum, so scaling its inputs by `s` scales the stream. Norms that read it cancel the factor if their epsilon is
+//! scaled, too: `s x / sqrt(mean((s x)^2) + s^2 eps) = x / sqrt(mean(x^2) + eps)`. A power of two changes no digit of a
+//! weight that stays in the normal range of its number format.
 
 use super::decoder::Decoder;
 use super::residual_block::ResidualBlock;
 
 impl Decoder {
-    /// Multiplies the residual stream by `factor`, a power of two, and leaves the logits as they are.
+    /// Multiplies the residual stream by `factor`, a power of two, without changing the logits.
     pub(super) fn scale_hidden(&mut self, factor: f64) {
         if factor == 1.0 {
             return;
@@ -26,13 +26,13 @@ impl Decoder {
     }
 }
 
-/// A block between the stream and itself. What reads the stream is a norm, whose epsilon goes along, or projections,
-/// which undo the factor; what writes to it is a norm's gain or a projection, which brings it in. Biases of the sum go
-/// along.
+/// Scales a block between the stream and itself. A norm that reads the stream gets a scaled epsilon; projections that
+/// read it undo the factor. A norm's gain or a projection that writes to it applies the factor. Biases of the sum are
+/// scaled.
 pub(super) fn scale_block(block: ResidualBlock<'_>, factor: f64) {
     match block.before {
         Some(norm) => norm.eps *= factor * factor,
-        // a bias is added after the product, which is what it was
+        // the bias is added after the product, which doesn't change
         None => block.readers.into_iter().for_each(|reader| reader.weight = reader.weight.scale((1.0 / factor) as f32)),
     }
     match block.after {

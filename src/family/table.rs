@@ -1,7 +1,7 @@
-//! The family table: what each decoder family does differently, declared.
+//! Family table: the differences between decoder families, declared.
 //!
-//! A port of another decoder is a row here, made of what the module `row` can say. The source of each row is the family's
-//! modeling file in transformers; the GGUF columns follow llama.cpp's converter.
+//! A port of a decoder is a row with fields of the module `row`. The source of each row is the family's modeling file
+//! in transformers; GGUF fields follow llama.cpp's converter.
 
 mod gemma;
 mod hybrid;
@@ -11,7 +11,7 @@ use super::row::{
     Activation, Bias, DecoderFamily, LLAMA, MixtureKind, NormKind, NormPlacement, QkNorm, SharedExpertRule, WindowRule,
 };
 
-/// OpenAI's privacy filter: no decoder, but its rotary embedding is read as one's.
+/// OpenAI's privacy filter, for the RoPE reader; it is no decoder.
 pub const OPENAI_PRIVACY_FILTER: DecoderFamily = DecoderFamily {
     name: "openai_privacy_filter",
     gguf: &[],
@@ -24,24 +24,24 @@ pub const OPENAI_PRIVACY_FILTER: DecoderFamily = DecoderFamily {
         "classifier_dropout",
         "output_router_logits",
         "router_aux_loss_coef",
-        // how much text other runtimes take at a time
+        // of other runtimes' chunk sizes
         "default_n_ctx",
         "initial_context_length",
-        // gpt-oss's, without effect: experts have their own activation, and there is no LM head to tie
+        // of gpt-oss, without effect: experts have their own activation, and there is no LM head
         "hidden_act",
         "tie_word_embeddings",
     ],
     ..LLAMA
 };
 
-/// What GGUF calls norms after the blocks, and the one before the feed-forward network beside them.
+/// GGUF names of norms after the blocks, and of the norm before the feed-forward network beside them.
 const POST_NORMS: &[(&str, &str)] = &[
     ("post_attention_layernorm", "post_attention_norm"),
     ("pre_feedforward_layernorm", "ffn_norm"),
     ("post_feedforward_layernorm", "post_ffw_norm"),
 ];
 
-/// What Qwen3-MoE and OLMoE call those of experts.
+/// Names of experts in Qwen3-MoE and OLMoE.
 const QWEN_EXPERTS: &[(&str, &str)] = &[
     ("feed_forward.gate", "mlp.gate"),
     ("feed_forward.experts", "mlp.experts"),
@@ -53,7 +53,7 @@ const QWEN_EXPERTS: &[(&str, &str)] = &[
 /// All rows.
 pub const DECODERS: &[DecoderFamily] = &[
     LLAMA,
-    // llama.cpp has no architecture of its own for Mistral: its GGUF files say `llama`, and drop the window.
+    // llama.cpp has no architecture for Mistral: its GGUF files say `llama`, and omit the window
     DecoderFamily {
         name: "mistral",
         wrappers: &["mistral3"],
@@ -113,7 +113,7 @@ pub const DECODERS: &[DecoderFamily] = &[
     DecoderFamily {
         name: "ernie4_5",
         gguf: &["ernie4_5"],
-        neighbours_rotate: true,
+        rotates_neighbours: true,
         default_sizes: &[("head_dim", 128)],
         qkv_bias: Bias::Key("use_bias"),
         output_bias: Bias::Key("use_bias"),
@@ -132,12 +132,12 @@ pub const DECODERS: &[DecoderFamily] = &[
         qkv_bias: Bias::Never,
         output_bias: Bias::Never,
         mlp_bias: Bias::Never,
-        // transformers doesn't read the key; where it is true, the tensor must be there
+        // transformers doesn't read the key; if it is true, the tensor must exist
         head_bias: Bias::Key("lm_head_bias"),
         window: WindowRule::Every(None),
         partial_rotary: Some(1.0),
         default_rms_norm_eps: 1e-5,
-        // written by the Phi-4-mini configuration, without effect there
+        // in the configuration of Phi-4-mini, without effect
         inert_keys: &[("attention_bias", "0"), ("mlp_bias", "0"), ("full_attn_mod", "1"), ("interpolate_factor", "1")],
         ..LLAMA
     },
@@ -187,7 +187,7 @@ pub const DECODERS: &[DecoderFamily] = &[
     DecoderFamily {
         name: "glm4",
         gguf: &["glm4"],
-        neighbours_rotate: true,
+        rotates_neighbours: true,
         tensor_names: &[
             ("post_attention_layernorm", "post_self_attn_layernorm"),
             ("pre_feedforward_layernorm", "post_attention_layernorm"),
@@ -220,7 +220,7 @@ pub const DECODERS: &[DecoderFamily] = &[
         default_tie_word_embeddings: true,
         default_rms_norm_eps: 1e-5,
         inert_keys: &[("mlp_type", "\"default\""), ("norm_type", "\"layer_norm\""), ("scale_attn_weights", "1")],
-        // of training, of precision, or said twice
+        // of training, of precision, or redundant
         neutral_keys: &[
             "attention_softmax_in_fp32",
             "embedding_dropout",
@@ -246,8 +246,8 @@ pub const DECODERS: &[DecoderFamily] = &[
         default_rms_norm_eps: 1e-5,
         ..LLAMA
     },
-    // only the layers that attend to everything are scaled; the others keep the class's base. Its GGUF files are of OLMo 2's
-    // architecture, and have windows.
+    // only full-attention layers are scaled; the others keep the class's base. GGUF files have the architecture of OLMo
+    // 2, with windows
     DecoderFamily {
         name: "olmo3",
         gguf: &["olmo2"],
@@ -280,7 +280,7 @@ pub const DECODERS: &[DecoderFamily] = &[
         mlp_bias: Bias::Never,
         ntk_alpha: true,
         default_rms_norm_eps: 1e-5,
-        // published configurations describe other models of the vendor, too
+        // published configurations also describe other models of the vendor
         inert_keys: &[
             ("mlp_bias", "0"),
             ("norm_type", "\"rms\""),
@@ -320,7 +320,7 @@ pub const DECODERS: &[DecoderFamily] = &[
         qkv_bias: Bias::Unless("qkv_bias"),
         output_bias: Bias::Never,
         mlp_bias: Bias::Never,
-        // every layer has experts in the published models, and none a window
+        // every layer has experts in the published models, and none has a window
         inert_keys: &[("decoder_sparse_step", "1"), ("mlp_only_layers", "[]"), ("use_sliding_window", "0")],
         neutral_keys: &[
             "intermediate_size",
@@ -396,13 +396,13 @@ pub const DECODERS: &[DecoderFamily] = &[
         scaled_rope: true,
         default_rope_theta: 150_000.0,
         default_rms_norm_eps: 1e-5,
-        // published measurements of the larger model: hidden states reach 45,000, then more than fp16 holds
+        // published measurements of the larger model: hidden states reach 45,000, then exceed fp16
         hidden_scale: 1.0 / 16.0,
         neutral_keys: &[
             // of training
             "output_router_logits",
             "router_aux_loss_coef",
-            // of other runtimes, one of them said twice
+            // of other runtimes, one of them redundant
             "experts_per_token",
             "initial_context_length",
         ],
@@ -411,7 +411,7 @@ pub const DECODERS: &[DecoderFamily] = &[
     hybrid::ZAYA,
 ];
 
-/// Model types that no row can say, and why, as a part of a sentence.
+/// Model types that can't be rows, with the reason as a part of a sentence.
 pub const UNSUPPORTED: &[(&str, &str)] = &[
     ("gemma3n", ALTERNATING_UPDATES),
     ("gemma3n_text", ALTERNATING_UPDATES),
@@ -424,7 +424,7 @@ const ALTERNATING_UPDATES: &str = "its layers carry several residual streams at 
 const READS_ITS_TARGET: &str = "it drafts for a Gemma 4 whose last hidden state, keys and values it reads: it has none of its own, and \
                                 those are in the states of another model; n-gram lookup drafts for any model";
 
-/// Keys of a `config.json` that don't touch the maths of inference.
+/// Keys of a `config.json` that don't affect inference.
 pub const NEUTRAL_KEYS: &[&str] = &[
     "_name_or_path",
     "add_cross_attention",

@@ -1,4 +1,4 @@
-//! Finds the weights of a decoder in a source, whatever the source calls them, and checks their shapes.
+//! Weights of a decoder: finds them in a source under its naming scheme and checks their shapes.
 
 pub(super) mod experts;
 mod gemma4;
@@ -18,18 +18,18 @@ use anec_base::Result;
 use anec_manifest::Role;
 use anec_source::{Ledger, SourceTensor, SourceWeight};
 
-/// How a source names tensors.
+/// Naming scheme of a source's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Naming {
     /// `model.layers.0.self_attn.q_proj.weight`
     HuggingFace,
     /// `blk.0.attn_q.weight`
     Gguf,
-    /// As transformers names those of most families; what a graph multiplies by is the weight itself.
+    /// Names as in transformers for most families; norms' weights are the gains themselves.
     Onnx,
 }
 
-/// The tensors of a layer: their names in transformers (below `model.layers.N.`) and in GGUF (below `blk.N.`).
+/// Tensors of a layer: names in transformers (below `model.layers.N.`) and in GGUF (below `blk.N.`).
 const LAYER_NAMES: &[(&str, &str)] = &[
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
@@ -53,22 +53,22 @@ const LAYER_NAMES: &[(&str, &str)] = &[
     ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
 ];
 
-/// Where the layers and the embedding may lie: with a head, within multimodal models, old and new, in GPT-NeoX, or without a
-/// head.
+/// Prefixes of the layers and the embedding: with a head, within multimodal models (old and new), in GPT-NeoX, without
+/// a head.
 const PREFIXES: &[&str] = &["model.", "model.language_model.", "language_model.model.", "gpt_neox.", ""];
 
-/// The weights of a source, taken from its ledger.
+/// Weights of a source, taken from its ledger.
 pub struct Tensors<'a, 'b> {
     ledger: &'a mut Ledger<'b>,
     naming: Naming,
     family: &'static DecoderFamily,
     config: &'a DecoderConfig,
-    /// What stands before the names of transformers, `model.` by default.
+    /// Prefix of transformers' names, `model.` by default.
     prefix: &'static str,
 }
 
 impl<'a, 'b> Tensors<'a, 'b> {
-    /// The weights of a source.
+    /// Creates the lookup for a source.
     pub fn new(
         ledger: &'a mut Ledger<'b>,
         naming: Naming,
@@ -81,42 +81,42 @@ impl<'a, 'b> Tensors<'a, 'b> {
         Tensors { ledger, naming, family, config, prefix }
     }
 
-    /// The weights of the layer that guesses the token after the next.
+    /// Creates the lookup for a next-token layer.
     pub fn of_predictor(ledger: &'a mut Ledger<'b>, family: &'static DecoderFamily, config: &'a DecoderConfig) -> Self {
         Tensors { ledger, naming: Naming::HuggingFace, family, config, prefix: "mtp." }
     }
 
-    /// What joins its embedding and the hidden state before.
+    /// Takes the projection that joins the embedding and the previous hidden state.
     ///
     /// # Errors
-    /// When it is missing or has another shape.
+    /// Returns an error if it is missing or has another shape.
     pub fn join(&mut self) -> Result<SourceWeight> {
         let (name, hidden) = (format!("{}fc", self.prefix), self.config.hidden_size);
         self.matrix(&name, hidden, 2 * hidden, "hidden_size, 2 hidden_size")
     }
 
-    /// A norm that is of no layer.
+    /// Takes a norm outside of layers.
     ///
     /// # Errors
-    /// When it is missing or has another shape.
+    /// Returns an error if it is missing or has another shape.
     pub fn model_norm(&mut self, tensor: &str, name: &'static str) -> Result<Norm> {
         let tensor = format!("{}{tensor}.weight", self.prefix);
         self.norm_of(&tensor, name, self.config.hidden_size, "hidden_size")
     }
 
-    /// The token embedding, `[vocab_size, hidden_size]`.
+    /// Takes the token embedding, `[vocab_size, hidden_size]`.
     ///
     /// # Errors
-    /// When it is missing or has another shape.
+    /// Returns an error if it is missing or has another shape.
     pub fn embedding(&mut self) -> Result<SourceWeight> {
         let name = self.model_name("embed_tokens", "token_embd");
         self.matrix(&name, self.config.vocab_size, self.config.hidden_size, "vocab_size, hidden_size")
     }
 
-    /// What of an embedding enters the first layer: all of it, or with a learned bias and scale.
+    /// Applies the learned bias and scale of the first layer's input to the embedding, if the family has them.
     ///
     /// # Errors
-    /// When those are missing or have another shape.
+    /// Returns an error if those are missing or have another shape.
     pub fn scaled_embedding(&mut self, embedding: &SourceWeight) -> Result<SourceWeight> {
         if !self.config.residual_scaling {
             return Ok(embedding.clone());
@@ -128,10 +128,10 @@ impl<'a, 'b> Tensors<'a, 'b> {
         Ok(embedding.add_to_rows(&bias)?.multiply_rows(&scale)?)
     }
 
-    /// The LM head, whose weight is the embedding where they are tied.
+    /// Takes the LM head; if tied, its weight is the embedding.
     ///
     /// # Errors
-    /// When it is missing or has another shape.
+    /// Returns an error if it is missing or has another shape.
     pub fn head(&mut self, embedding: &SourceWeight) -> Result<Linear> {
         let name = match self.naming {
             Naming::HuggingFace if self.prefix == "language_model.model." => "language_model.lm_head".to_owned(),
@@ -161,27 +161,27 @@ impl<'a, 'b> Tensors<'a, 'b> {
         Ok(Linear { name: "lm_head", role: Role::LmHead, weight, bias })
     }
 
-    /// What stands for the LM head of a model that is wanted for its hidden states: nothing of its file.
+    /// Stands in for the LM head of an embedding model, which takes none from its file.
     pub fn no_head(&mut self, embedding: &SourceWeight) -> Linear {
         for pattern in ["lm_head.*", "output.weight"] {
-            self.ledger.ignore(pattern, "no part of the hidden states");
+            self.ledger.ignore(pattern, "not needed for hidden states");
         }
         Linear { name: "lm_head", role: Role::LmHead, weight: embedding.clone(), bias: None }
     }
 
-    /// The norm before the LM head.
+    /// Takes the norm before the LM head.
     ///
     /// # Errors
-    /// When it is missing or has another shape.
+    /// Returns an error if it is missing or has another shape.
     pub fn final_norm(&mut self) -> Result<Norm> {
         let name = format!("{}.weight", self.model_name("norm", "output_norm"));
         self.norm_of(&name, "norm", self.config.hidden_size, "hidden_size")
     }
 
-    /// One layer.
+    /// Takes a layer.
     ///
     /// # Errors
-    /// When a tensor is missing or has another shape.
+    /// Returns an error if a tensor is missing or has another shape.
     pub fn layer(&mut self, index: usize) -> Result<Layer> {
         let attention_norm = Some(("input_layernorm", "attn_norm"));
         let post_attention_norm = Some(("post_attention_layernorm", "attn_norm"));
@@ -268,7 +268,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
         let config = self.config;
         let hidden = config.hidden_size;
         let width = config.layers[index].intermediate_size.unwrap_or(config.intermediate_size);
-        // llama.cpp's converter takes some apart
+        // llama.cpp's converter splits some
         let apart = self.naming == Naming::Gguf && self.ledger.has(&format!("blk.{index}.ffn_gate.weight"));
         let [mut gate, up] = if config.fused_mlp && !apart {
             let name = self.layer_name(index, "mlp.gate_up_proj");
@@ -328,7 +328,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
             let bias = bias.then(|| self.take(&tensor.replace(".weight", ".bias"), &[width], because)).transpose()?;
             return Ok(Norm::layer(name, weight, bias, self.config.rms_norm_eps));
         }
-        // other sources hold the gain, 1 + w
+        // other sources contain the gain, 1 + w
         if self.family.norm_plus_one && self.naming != Naming::HuggingFace {
             weight = weight.add(-1.0);
         }
@@ -336,8 +336,8 @@ impl<'a, 'b> Tensors<'a, 'b> {
         Ok(Norm::root_mean_square(name, weight, offset, self.config.rms_norm_eps))
     }
 
-    /// GGUF has no key for biases: there the tensor decides, unless the family always has one. An ONNX graph decides for
-    /// the configuration.
+    /// Returns whether a projection has a bias. GGUF has no key for biases: the tensor decides, unless the family
+    /// always has one. An ONNX graph decides for the configuration.
     fn has_bias(&self, configured: bool, index: usize, name: &str) -> bool {
         let bias = format!("{}.bias", self.layer_name(index, name));
         configured || (self.naming == Naming::Gguf && self.ledger.has(&bias))
@@ -368,7 +368,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
         take(self.ledger, name, shape, because)
     }
 
-    /// A tensor that sources have in several shapes of as many elements; the first is what errors expect.
+    /// Takes a tensor that sources have in several shapes of the same size; errors expect the first.
     fn take_any(&mut self, name: &str, shapes: &[&[u64]], because: &str) -> Result<SourceWeight> {
         let found = self.ledger.source().tensor(name).map(|tensor| tensor.shape().to_vec());
         let shape = shapes.iter().find(|shape| Some(**shape) == found.as_deref()).unwrap_or(&shapes[0]);
@@ -398,18 +398,18 @@ impl<'a, 'b> Tensors<'a, 'b> {
         }
     }
 
-    /// What transformers calls a tensor in this family.
+    /// Name of a tensor in transformers for this family.
     fn own_name<'n>(&self, name: &'n str) -> &'n str {
         own_name(self.family, name)
     }
 }
 
-/// The same before there are tensors.
+/// Name of a tensor in transformers for a family.
 fn own_name<'n>(family: &DecoderFamily, name: &'n str) -> &'n str {
     family.tensor_names.iter().find(|(elsewhere, _)| *elsewhere == name).map_or(name, |(_, own)| own)
 }
 
-/// A tensor of the ledger, of the shape that the configuration gives it; `because` names the keys that say so.
+/// Takes a tensor of the shape that the configuration requires; `because` names its keys.
 pub(super) fn take(ledger: &mut Ledger<'_>, name: &str, shape: &[u64], because: &str) -> Result<SourceWeight> {
     take_tensor(ledger, name, shape, because).map(SourceWeight::from)
 }

@@ -1,18 +1,18 @@
-//! Transforms of the weights that keep the function: the model's logits stay as they are, and its weights become easier
-//! to quantize, because what would take a scale for itself is spread over many weights or moved to where it does no harm.
+//! Transforms of the weights that preserve the function. The logits stay the same, and the weights become easier to
+//! quantize: large values are spread over many weights or moved to where they do no harm.
 //!
 //! Each transform rewrites the expressions of weights; nothing is read until the weights are.
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
-//! | `permit` | what a family permits, and what it is given by default |
-//! | `fold` | gains of norms into their readers |
-//! | `rotate` | the residual stream by an orthogonal matrix |
-//! | `gains` | gains shared anew between norms and their readers |
-//! | `equalize` | channels between two projections in other units |
-//! | `kernels` | the same between projections and depthwise convolutions |
-//! | `balance` | which units are best |
-//! | `moments` | how large activations are |
+//! | `permit` | transforms that a family permits, and its default recipe |
+//! | `fold` | folding of norms' gains into their readers |
+//! | `rotate` | rotation of the residual stream by an orthogonal matrix |
+//! | `gains` | redistribution of gains between norms and their readers |
+//! | `equalize` | rescaling of channels between two projections |
+//! | `kernels` | rescaling of channels between projections and depthwise convolutions |
+//! | `balance` | optimal scales of channels |
+//! | `moments` | estimated magnitudes of activations |
 
 mod balance;
 mod equalize;
@@ -30,18 +30,18 @@ use anec_base::Result;
 use anec_manifest::{RotateBy, Transform};
 use anec_source::SourceWeight;
 
-/// Transforms of a model.
+/// Transforms applied to a model.
 #[derive(Clone, Debug, Default)]
 pub struct Transformed {
-    /// Those that were done, in their order.
+    /// Applied transforms, in order.
     pub done: Vec<Transform>,
-    /// Parts of them that the model has no place for: one sentence each.
+    /// Parts of transforms that don't apply to the model: one sentence each.
     pub left_out: Vec<String>,
-    /// Vectors that weights depend on and that take long to compute; each is computed when it is first read.
+    /// Vectors that weights depend on and that are slow to compute; each is computed on first read.
     pub deferred: Vec<SourceWeight>,
 }
 
-/// The elements of a vector, in f64; zeros where there is none.
+/// Elements of a vector in f64; zeros if there is none.
 fn vector(weight: Option<&SourceWeight>, length: usize) -> anec_source::Result<Vec<f64>> {
     let Some(weight) = weight else { return Ok(vec![0.0; length]) };
     let mut values = vec![0f32; weight.elements() as usize];
@@ -50,7 +50,7 @@ fn vector(weight: Option<&SourceWeight>, length: usize) -> anec_source::Result<V
 }
 
 impl Decoder {
-    /// Applies what the family permits of `asked`.
+    /// Applies the requested transforms that the family permits.
     pub(super) fn apply_transforms(&mut self, asked: &[Transform]) -> Result<()> {
         let permitted = |name: &str| {
             let wanted = asked.iter().find(|transform| transform.name() == name).copied();
@@ -76,7 +76,7 @@ impl Decoder {
             done.push(Transform::Equalize);
         }
         if done.contains(&Transform::Equalize) {
-            self.transformed.left_out = permit::not_equalized(&self.config);
+            self.transformed.left_out = permit::equalization_exceptions(&self.config);
         }
         self.transformed.done = done;
         Ok(())

@@ -1,5 +1,5 @@
-//! Builds a function op by op. Types are inferred as ops are added; the first mistake is kept and given by
-//! [`FunctionBuilder::finish`], so that code which builds a graph reads like the equations it stands for.
+//! Builder of functions, op by op. Types are inferred as ops are added. The first error is recorded and returned by
+//! [`FunctionBuilder::finish`], so that code that builds a graph reads like its equations.
 
 mod inline;
 mod shorthand;
@@ -15,19 +15,19 @@ use super::error::MilError;
 use super::ir::{Argument, Binding, Block, Function, Op, SymbolRange, Value, ValueId};
 use super::types::{DataType, Opset, Symbol, TensorType, ValueType};
 
-/// Builds one function.
+/// A builder of one function.
 pub struct FunctionBuilder {
     function: Function,
     names: HashSet<String>,
-    /// What names begin with within the scopes that were entered.
+    /// Prefix of names within the current scopes.
     prefix: String,
-    /// The length of that outside each of them.
+    /// Lengths of the prefix outside of each scope.
     scopes: Vec<usize>,
     error: Option<MilError>,
 }
 
 impl FunctionBuilder {
-    /// An empty function.
+    /// Creates an empty function.
     pub fn new(name: &str, opset: Opset) -> Self {
         FunctionBuilder {
             function: Function {
@@ -52,7 +52,7 @@ impl FunctionBuilder {
         symbol
     }
 
-    /// Adds an input tensor; its name is kept as it is.
+    /// Adds an input tensor; its name isn't prefixed.
     pub fn input(&mut self, name: &str, ty: TensorType) -> ValueId {
         let id = self.define(name.to_owned(), ty.into(), None);
         self.function.inputs.push(id);
@@ -66,7 +66,7 @@ impl FunctionBuilder {
         id
     }
 
-    /// Names what is added from here on `scope_…`, until [`leave`](Self::leave); scopes nest.
+    /// Prefixes the names of added values with `scope_` until [`leave`](Self::leave); scopes nest.
     pub fn enter(&mut self, scope: &str) {
         self.scopes.push(self.prefix.len());
         self.prefix.extend([scope, "_"]);
@@ -77,7 +77,7 @@ impl FunctionBuilder {
         self.prefix.truncate(self.scopes.pop().unwrap_or_default());
     }
 
-    /// Gives a value another name, within the scopes entered; gives the value back.
+    /// Renames a value within the current scopes; returns the value.
     pub fn rename(&mut self, value: ValueId, name: &str) -> ValueId {
         let name = self.unique(name);
         let old = std::mem::replace(&mut self.function.values[value.0 as usize].name, name.clone());
@@ -86,17 +86,17 @@ impl FunctionBuilder {
         value
     }
 
-    /// The type of a value.
+    /// Type of a value.
     pub fn ty(&self, id: ValueId) -> TensorType {
         self.function.tensor_type(id).cloned().unwrap_or_else(|| TensorType::scalar(DataType::Fp16))
     }
 
-    /// The opset the function is written in.
+    /// Opset of the function.
     pub fn opset(&self) -> Opset {
         self.function.opset
     }
 
-    /// A `const` op under a name of its own.
+    /// Adds a `const` op with a name of its own.
     pub fn constant(&mut self, name: &str, constant: Constant) -> ValueId {
         let name = self.unique(name);
         self.add_constant(name, constant)
@@ -119,8 +119,8 @@ impl FunctionBuilder {
         id
     }
 
-    /// Adds an op with one result. Constants among the arguments become `const` ops named after op and parameter,
-    /// parameters with a default that are not given are filled in.
+    /// Adds an op with one result. Constants among the arguments become `const` ops named after op and parameter.
+    /// Omitted parameters get their default.
     pub fn op<A: Into<OpInput>>(
         &mut self,
         operator: &str,
@@ -144,7 +144,7 @@ impl FunctionBuilder {
         name: &str,
         inputs: impl IntoIterator<Item = (&'static str, A)>,
     ) -> Vec<ValueId> {
-        // what is generic is compiled for each caller: it stays small
+        // generic code is compiled for each caller, so it is kept small
         self.add_op(operator, name, inputs.into_iter().map(|(parameter, input)| (parameter, input.into())).collect())
     }
 
@@ -161,7 +161,7 @@ impl FunctionBuilder {
                 break;
             }
         }
-        // constexpr ops hold their constants themselves, the older ones as attributes; all others refer to `const` ops
+        // constexpr ops contain their constants, the older ones as attributes; all others refer to `const` ops
         let inline = operator.starts_with("constexpr_");
         for (parameter, argument) in given {
             let argument = match argument {
@@ -232,8 +232,7 @@ impl FunctionBuilder {
         outputs
     }
 
-    /// Makes a value an output under this name. A value that is an input or already an output is passed through
-    /// `identity`.
+    /// Makes a value an output with this name. An input or a value that is already an output passes through `identity`.
     pub fn output(&mut self, name: &str, value: ValueId) {
         let taken = self.function.inputs.contains(&value) || self.function.block.outputs.contains(&value);
         let value = if taken { self.op("identity", "identity", [("x", value)]) } else { value };
@@ -245,10 +244,10 @@ impl FunctionBuilder {
         self.function.block.outputs.push(value);
     }
 
-    /// The function, or the first mistake made while building it.
+    /// Returns the function.
     ///
     /// # Errors
-    /// The first op whose arguments didn't fit.
+    /// Returns the first error recorded while building: an op whose arguments didn't fit.
     pub fn finish(self) -> Result<Function, MilError> {
         match self.error {
             Some(error) => Err(error),
@@ -256,7 +255,7 @@ impl FunctionBuilder {
         }
     }
 
-    /// Records a mistake that a block finds itself.
+    /// Records an error found by a block.
     pub fn fail(&mut self, op: &str, operator: &str, problem: String) {
         if self.error.is_none() {
             self.error = Some(MilError::Op {
@@ -292,7 +291,7 @@ impl FunctionBuilder {
     }
 }
 
-/// What can be given for a parameter when building.
+/// Argument of an op under construction.
 pub enum OpInput {
     /// A value.
     Value(ValueId),
@@ -300,7 +299,7 @@ pub enum OpInput {
     Values(Vec<ValueId>),
     /// A constant, which becomes a `const` op.
     Constant(Constant),
-    /// Left out.
+    /// Omitted.
     Absent,
 }
 

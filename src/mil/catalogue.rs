@@ -1,14 +1,13 @@
-//! The table of ops: one row for each operator, with its parameters, their defaults and the inference of result types.
+//! Table of ops: one row for each operator, with its parameters, their defaults and the inference of result types.
 //!
-//! The verifier, the builder, the text form and the executor's checks read this one table. An operator whose
-//! parameters changed with an opset has a row for each form; [`lookup`] gives the newest that an opset has.
+//! The verifier, the builder, the text form and the executor's checks read this table. An operator whose
+//! parameters changed with an opset has a row for each form; [`lookup`] returns the newest that an opset has.
 //!
-//! Rows live in `ops/`, by group, and the element types of parameters in `ops/element_types.txt`. A row's parameters are
-//! written as one line: `x weight bias? groups!=1` means that `x` and `weight` must be given, `bias` may be left out, and
-//! `groups` must be known when the graph is built (`!`), and is written as 1 where it isn't given to the builder;
-//! `stride?=rank:1` is written, too, and yet may be left out. `values*` takes a list. Defaults: `true`, `7`, `1.5` (in the
-//! type of the op's data), `"text"`, `rank:0` (one for each dimension of `x`), `spatial:1` (one for each but the first
-//! two), `pads:0` (two for each of those).
+//! Rows are in `ops/`, by group; element types of parameters are in `ops/element_types.txt`. A row's parameters are
+//! one line. In `x weight bias? groups!=1`, `x` and `weight` are required, `bias` is optional (`?`), and `groups` must
+//! be constant (`!`), with 1 as the builder's default. `stride?=rank:1` has a default and is optional in programs.
+//! `values*` takes a list. Defaults: `true`, `7`, `1.5` (in the type of the op's data), `"text"`, `rank:0` (one for
+//! each dimension of `x`), `spatial:1` (one for each dimension but the first two), `pads:0` (two for each of those).
 
 mod arguments;
 
@@ -25,21 +24,21 @@ pub use arguments::Arguments;
 /// One parameter of an operator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameter {
-    /// Its name in the package.
+    /// Name in packages.
     pub name: &'static str,
-    /// May be left out of a program.
+    /// Whether a program may omit it.
     pub optional: bool,
-    /// What is written where it isn't given to the builder. Core ML's runtime has few defaults of its own.
+    /// Value that the builder writes if the parameter is omitted. Core ML's runtime has few defaults of its own.
     pub default: Option<DefaultValue>,
-    /// Takes a list of bindings (`values` of `concat`).
+    /// Whether it takes a list of bindings (`values` of `concat`).
     pub variadic: bool,
-    /// Must be known when the graph is built.
+    /// Whether it must be known when the graph is built.
     pub constant: bool,
-    /// The element types it takes.
+    /// Accepted element types.
     pub elements: ElementTypes,
 }
 
-/// What stands in for a parameter that isn't given.
+/// Default value of a parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DefaultValue {
     /// A boolean.
@@ -50,18 +49,18 @@ pub enum DefaultValue {
     Float(f32),
     /// A string.
     Text(&'static str),
-    /// One for each dimension of `x`.
+    /// One integer for each dimension of `x`.
     Rank(i32),
-    /// One for each dimension of `x` but the first two.
+    /// One integer for each dimension of `x` but the first two.
     Spatial(i32),
-    /// Two for each dimension of `x` but the first two.
+    /// Two integers for each dimension of `x` but the first two.
     Pads(i32),
-    /// A boolean for each dimension of `x`.
+    /// One boolean for each dimension of `x`.
     RankBool(bool),
 }
 
 impl DefaultValue {
-    /// The constant, for data of type `float` and rank `rank`.
+    /// Constant for data of type `float` and rank `rank`.
     pub fn constant(&self, float: DataType, rank: usize) -> Constant {
         let spatial = rank.saturating_sub(2);
         match self {
@@ -78,18 +77,18 @@ impl DefaultValue {
     }
 }
 
-/// Result types from arguments, or a sentence: what was found, what was expected.
+/// Inference of result types from arguments; errors say what was found and expected.
 pub type Infer = fn(&Arguments<'_>) -> Result<Vec<ValueType>, String>;
 
-/// A row as it is written in `ops/`: operator, opset it appeared in, parameters, inference.
+/// A row as written in `ops/`: operator, first opset, parameters, inference.
 pub type Row = (&'static str, Opset, &'static str, Infer);
 
-/// One operator, as of one opset.
+/// Specification of an operator in one opset.
 #[derive(Clone, Debug)]
 pub struct OpSpec {
-    /// Its name in the package.
+    /// Name in packages.
     pub name: &'static str,
-    /// The opset that this form appeared in.
+    /// Opset that introduced this form.
     pub since: Opset,
     /// Parameters, in the order of the text form.
     pub parameters: Vec<Parameter>,
@@ -97,7 +96,7 @@ pub struct OpSpec {
 }
 
 impl OpSpec {
-    /// The form that a row and element types give.
+    /// Combines a row with element types.
     fn new((name, _, parameters, infer): Row, since: Opset, elements: Option<&element_types::ElementForm>) -> OpSpec {
         let mut parameters: Vec<Parameter> = parameters.split_whitespace().map(parameter).collect();
         for parameter in &mut parameters {
@@ -106,15 +105,15 @@ impl OpSpec {
         OpSpec { name, since, parameters, infer }
     }
 
-    /// A parameter.
+    /// Returns the parameter with this name.
     pub fn parameter(&self, name: &str) -> Option<&Parameter> {
         self.parameters.iter().find(|p| p.name == name)
     }
 
-    /// The types of an op's results, once its arguments have element types that the operator takes.
+    /// Infers the types of an op's results, after checking the element types of its arguments.
     ///
     /// # Errors
-    /// A sentence: what was found, what was expected.
+    /// Returns a sentence: found and expected.
     pub fn results(&self, arguments: &Arguments<'_>) -> Result<Vec<ValueType>, String> {
         self.check_elements(arguments)?;
         let types = (self.infer)(arguments)?;
@@ -177,7 +176,7 @@ fn default_value(text: &'static str) -> DefaultValue {
     }
 }
 
-/// A form for each opset at which a row, or the element types of its parameters, appeared.
+/// One form for each opset in which a row or its element types changed.
 static TABLE: LazyLock<Vec<OpSpec>> = LazyLock::new(|| {
     let (rows, forms) = (ops::rows(), element_types::forms());
     let mut table = Vec::new();
@@ -203,17 +202,17 @@ static BY_NAME: LazyLock<HashMap<&'static str, Vec<&'static OpSpec>>> = LazyLock
     by_name
 });
 
-/// The form of an operator that an opset has, if the catalogue knows one.
+/// Returns the form of an operator in an opset, if the catalogue has one.
 pub fn lookup(operator: &str, opset: Opset) -> Option<&'static OpSpec> {
     BY_NAME.get(operator)?.iter().rev().find(|spec| spec.since <= opset).copied()
 }
 
-/// The first opset that has the operator, if the catalogue knows it at all.
+/// Returns the first opset with the operator, if the catalogue has it.
 pub fn first_opset(operator: &str) -> Option<Opset> {
     BY_NAME.get(operator)?.first().map(|spec| spec.since)
 }
 
-/// All rows.
+/// Returns all rows.
 pub fn table() -> &'static [OpSpec] {
     &TABLE
 }

@@ -1,13 +1,12 @@
-//! Programs to protobuf and back.
+//! Conversion of programs to and from protobuf.
 //!
-//! [`encode`] and [`decode`] are inverse to each other but for what the format can't hold: it has no symbols, so a
-//! dimension that isn't fixed is written as unknown, and comes back as [`Dim::Unknown`] — at an
-//! input as a symbol, which is the one named by the caller's [`Dimensions`] or a fresh one for each dimension. It has
-//! functions by name, so they come back in the order of their names. Operators that the catalogue doesn't know are kept
-//! as they are.
+//! [`encode`] and [`decode`] are inverse to each other except for information that the format doesn't store. It has
+//! no symbols: a dimension that isn't fixed is written as unknown. It comes back as [`Dim::Unknown`], or at an input as
+//! a symbol from the caller's [`Dimensions`] or a fresh one. Functions come back in the order of their names. Operators
+//! that the catalogue doesn't know are preserved.
 //!
-//! Large constants go to weight files through [`BlobSink`] and come from there through [`BlobSource`]; this module
-//! knows only which constants those are.
+//! Large constants are written to weight files through [`BlobSink`] and read through [`BlobSource`]; this module
+//! only determines which constants those are.
 
 mod decode;
 mod encode;
@@ -25,40 +24,39 @@ use anec_base::Result;
 pub use decode::{decode, unknown_dimensions};
 pub use encode::{encode, place_blobs};
 
-/// The text of a message that is a string in place.
+/// Text of a string value stored in place.
 pub fn as_string(value: &coreml_proto::mil_spec::Value) -> Option<&str> {
     values::as_string(value)
 }
 
-/// A place in a weight file.
+/// Location of a blob in a weight file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BlobPlace {
-    /// The file's name as the format has it, `@model_path/weights/weight.bin`.
+    /// File name in the format, `@model_path/weights/weight.bin`.
     pub file_name: String,
     /// Offset of the blob's record in bytes.
     pub offset: u64,
 }
 
-/// Takes the constants that are too large to be written in place.
+/// Destination of constants that are too large to be written in place.
 pub trait BlobSink {
-    /// Where a constant's data will be. Constants that hold the same content share a place. `owner` says whose it is,
-    /// for messages.
+    /// Places a constant's data. Constants that hold the same content share a place. `owner` names its op in messages.
     ///
     /// # Errors
-    /// When the data can't be placed.
+    /// Returns an error if the data can't be placed.
     fn place(&mut self, constant: &Constant, owner: &str) -> Result<BlobPlace>;
 }
 
-/// Gives the constants that are in weight files.
+/// Source of constants in weight files.
 pub trait BlobSource {
-    /// The data at a place, checked against the type that it must have. Equal places give the same data.
+    /// Loads the data at a place and checks it against its type. Equal places return the same data.
     ///
     /// # Errors
-    /// When nothing of this type is there.
+    /// Returns an error if the place has no data of this type.
     fn load(&self, place: &BlobPlace, ty: &TensorType, owner: &str) -> Result<Data>;
 }
 
-/// What is known of one function's inputs beside their types: which dimension is which symbol, and what it may be.
+/// Symbolic dimensions of a function's inputs and the sizes of the symbols.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Dimensions {
     /// Dimensions by input and axis.

@@ -1,4 +1,4 @@
-//! Constants: small literals held here, and large contents whose bytes exist only while they are written or executed.
+//! Constants: small literals in memory, and large contents whose bytes are produced when written or executed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,21 +6,21 @@ use std::sync::Arc;
 use super::types::{DataType, Dim, TensorType};
 use anec_base::Result;
 
-/// The bytes of a large constant, produced on demand and in pieces.
+/// Bytes of a large constant, produced on demand and in pieces.
 ///
 /// Bytes are laid out as in a weight file: little-endian, row-major, sub-byte elements packed least significant bit
-/// first. Two constants that hold the same `Arc` are the same data and share one place in a weight file.
+/// first. Two constants that hold the same `Arc` share one place in a weight file.
 pub trait Content: Send + Sync {
     /// Total length in bytes.
     fn length(&self) -> u64;
 
-    /// Reads may start at multiples of this many bytes and take multiples of it (or run to the end).
+    /// Alignment of reads in bytes: offsets are multiples of it, and so are lengths of reads that stop before the end.
     fn granule(&self) -> u64;
 
-    /// Does the work that must precede any read, such as finding a scale; called more than once, works once.
+    /// Prepares reads, for example by finding a scale. Idempotent.
     ///
     /// # Errors
-    /// When the data can't be produced: unreadable source, NaN where a number must be.
+    /// Returns an error if the data can't be produced: an unreadable source, or NaN in place of a number.
     fn prepare(&self) -> Result<()> {
         Ok(())
     }
@@ -28,7 +28,7 @@ pub trait Content: Send + Sync {
     /// Fills `out` with the bytes from `offset`.
     ///
     /// # Errors
-    /// As [`prepare`](Content::prepare).
+    /// Returns an error under the conditions of [`prepare`](Content::prepare).
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<()>;
 }
 
@@ -37,76 +37,76 @@ pub trait Content: Send + Sync {
 pub struct Constant {
     /// Element type and shape; every dimension is fixed.
     pub ty: TensorType,
-    /// The elements.
+    /// Elements.
     pub data: Data,
 }
 
-/// Where the elements of a constant are.
+/// Storage of a constant's elements.
 #[derive(Clone)]
 pub enum Data {
     /// Little-endian packed elements; a bool is one byte.
     Literal(Arc<[u8]>),
     /// String elements.
     Strings(Arc<[String]>),
-    /// Produced on demand.
+    /// Elements produced on demand.
     Content(Arc<dyn Content>),
 }
 
 impl Constant {
-    /// A constant of literal bytes.
+    /// Creates a constant of literal bytes.
     pub fn literal(ty: TensorType, bytes: impl Into<Arc<[u8]>>) -> Self {
         Constant { ty, data: Data::Literal(bytes.into()) }
     }
 
-    /// A constant whose bytes are produced on demand.
+    /// Creates a constant whose bytes are produced on demand.
     pub fn content(ty: TensorType, content: Arc<dyn Content>) -> Self {
         Constant { ty, data: Data::Content(content) }
     }
 
-    /// A string scalar.
+    /// Creates a string scalar.
     pub fn string(text: &str) -> Self {
         Constant { ty: TensorType::scalar(DataType::String), data: Data::Strings(Arc::new([text.to_owned()])) }
     }
 
-    /// A boolean scalar.
+    /// Creates a boolean scalar.
     pub fn bool(value: bool) -> Self {
         Self::literal(TensorType::scalar(DataType::Bool), [u8::from(value)])
     }
 
-    /// An int32 scalar.
+    /// Creates an int32 scalar.
     pub fn int32(value: i32) -> Self {
         Self::literal(TensorType::scalar(DataType::Int32), value.to_le_bytes())
     }
 
-    /// An fp32 scalar.
+    /// Creates an fp32 scalar.
     pub fn fp32(value: f32) -> Self {
         Self::literal(TensorType::scalar(DataType::Fp32), value.to_le_bytes())
     }
 
-    /// An fp16 scalar, rounded to nearest even.
+    /// Creates an fp16 scalar, rounded to nearest even.
     pub fn fp16(value: f32) -> Self {
         Self::literal(TensorType::scalar(DataType::Fp16), half::f16::from_f32(value).to_le_bytes())
     }
 
-    /// A vector of int32.
+    /// Creates a vector of int32.
     pub fn int32s(values: &[i32]) -> Self {
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         Self::literal(TensorType::new(DataType::Int32, [values.len() as u64]), bytes)
     }
 
-    /// A vector of booleans.
+    /// Creates a vector of booleans.
     pub fn bools(values: &[bool]) -> Self {
         let bytes: Vec<u8> = values.iter().map(|v| u8::from(*v)).collect();
         Self::literal(TensorType::new(DataType::Bool, [values.len() as u64]), bytes)
     }
 
-    /// An fp16 tensor from f32 values, rounded to nearest even; `values` has the product of `shape` elements.
+    /// Creates an fp16 tensor from f32 values, rounded to nearest even. `values` has the product of `shape` elements.
     pub fn fp16_tensor(shape: &[u64], values: &[f32]) -> Self {
         let bytes: Vec<u8> = values.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect();
         Self::literal(TensorType::new(DataType::Fp16, shape.iter().copied()), bytes)
     }
 
-    /// The elements as `i64`, for integer and boolean constants held as literals.
+    /// Elements as `i64`; `None` unless this is a literal of integers or booleans.
     pub fn as_integers(&self) -> Option<Vec<i64>> {
         let Data::Literal(bytes) = &self.data else { return None };
         let read = |width: usize, f: fn(&[u8]) -> i64| Some(bytes.chunks_exact(width).map(f).collect());
@@ -122,7 +122,7 @@ impl Constant {
         }
     }
 
-    /// The elements as `f32`, for floating-point constants held as literals.
+    /// Elements as `f32`; `None` unless this is a literal of floating-point numbers.
     pub fn as_floats(&self) -> Option<Vec<f32>> {
         let Data::Literal(bytes) = &self.data else { return None };
         match self.ty.dtype {
@@ -142,22 +142,22 @@ impl Constant {
         }
     }
 
-    /// The one integer of a scalar or single-element constant.
+    /// Integer of a scalar or single-element constant.
     pub fn as_integer(&self) -> Option<i64> {
         self.as_integers().and_then(|v| if v.len() == 1 { v.first().copied() } else { None })
     }
 
-    /// The one float of a scalar or single-element constant.
+    /// Float of a scalar or single-element constant.
     pub fn as_float(&self) -> Option<f32> {
         self.as_floats().and_then(|v| if v.len() == 1 { v.first().copied() } else { None })
     }
 
-    /// The one boolean of a scalar constant.
+    /// Boolean of a scalar constant.
     pub fn as_bool(&self) -> Option<bool> {
         if self.ty.dtype == DataType::Bool { self.as_integer().map(|v| v != 0) } else { None }
     }
 
-    /// The one string of a string constant.
+    /// String of a string constant.
     pub fn as_str(&self) -> Option<&str> {
         match &self.data {
             Data::Strings(strings) if strings.len() == 1 => Some(&strings[0]),
@@ -165,10 +165,10 @@ impl Constant {
         }
     }
 
-    /// All bytes, produced now; strings have none. Meant for execution and small constants.
+    /// Produces all bytes; strings have none. Meant for execution and small constants.
     ///
     /// # Errors
-    /// When the content can't be produced.
+    /// Returns an error if the content can't be produced.
     pub fn bytes(&self) -> Result<Arc<[u8]>> {
         match &self.data {
             Data::Literal(bytes) => Ok(bytes.clone()),
@@ -182,12 +182,12 @@ impl Constant {
         }
     }
 
-    /// Number of elements; 0 where that is unknown.
+    /// Number of elements; 0 if unknown.
     pub fn elements(&self) -> u64 {
         self.ty.elements().unwrap_or(0)
     }
 
-    /// Whether every dimension of the type is fixed and literal data has the length that the type asks for.
+    /// Returns whether every dimension of the type is fixed and literal data has the length of the type.
     pub fn is_consistent(&self) -> bool {
         let fixed = self.ty.shape.iter().all(|d| matches!(d, Dim::Fixed(_)));
         fixed
@@ -215,7 +215,7 @@ impl fmt::Debug for Constant {
 }
 
 impl PartialEq for Constant {
-    /// Equal types and literals; contents are equal when they are the same object.
+    /// Compares types and literals; contents are equal if they are the same object.
     fn eq(&self, other: &Self) -> bool {
         self.ty == other.ty
             && match (&self.data, &other.data) {

@@ -2,46 +2,46 @@
 
 use anec_base::{Diagnostic, Fault};
 
-/// What can be wrong with a graph.
+/// Error of a graph, its text or its encoding.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MilError {
-    /// An op's arguments don't fit.
+    /// Invalid arguments of an op.
     #[error("function `{function}`, op `{op}` ({operator}): {problem}")]
     Op {
         /// Function that holds the op.
         function: String,
-        /// The op's name.
+        /// Name of the op.
         op: String,
-        /// Its operator.
+        /// Operator.
         operator: String,
-        /// What is wrong: found and expected.
+        /// Description: found and expected.
         problem: String,
     },
-    /// Something about a function as a whole.
+    /// Error of a whole function.
     #[error("function `{function}`: {problem}")]
     Function {
-        /// The function.
+        /// Name of the function.
         function: String,
-        /// What is wrong.
+        /// Description.
         problem: String,
     },
-    /// Text that isn't a program.
+    /// Error of the text form.
     #[error("line {line}, column {column}: {problem}")]
     Text {
         /// Line, counted from 1.
         line: usize,
         /// Column, counted from 1.
         column: usize,
-        /// What was found and what was expected.
+        /// Description: found and expected.
         problem: String,
     },
-    /// A protobuf message that isn't a valid program.
+    /// Invalid protobuf message.
     #[error("{place}: {problem}")]
     Encoding {
-        /// Where in the message.
+        /// Position in the message.
         place: String,
-        /// What is wrong.
+        /// Description.
         problem: String,
     },
 }

@@ -1,46 +1,46 @@
 //! Programs, functions, blocks, ops and values.
 //!
-//! Values live in an arena of their function and are named by [`ValueId`]; ops refer to them by id. Names are what is
-//! written to the package; they are unique within a function.
+//! Values are stored in an arena of their function and referred to by [`ValueId`]. Names are written to the package;
+//! they are unique within a function.
 
 use std::collections::BTreeMap;
 
 use super::constant::Constant;
 use super::types::{Dim, Opset, Symbol, TensorType, ValueType};
 
-/// A value of a function: an index into its arena.
+/// Index of a value in its function's arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ValueId(pub u32);
 
 /// An SSA value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Value {
-    /// Unique within the function.
+    /// Name, unique within the function.
     pub name: String,
-    /// Its type.
+    /// Type.
     pub ty: ValueType,
-    /// What it is, where it is the output of a `const` op.
+    /// Constant, if the value is the output of a `const` op.
     pub constant: Option<Constant>,
 }
 
-/// One thing bound to a parameter.
+/// A value or constant bound to a parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Binding {
     /// The result of an earlier op, or an input.
     Value(ValueId),
-    /// A constant written into the op itself (constexpr ops from CoreML8 on).
+    /// A constant in the op itself (constexpr ops from CoreML8).
     Constant(Constant),
 }
 
-/// What a parameter gets: one binding, or several for parameters that take a list (`values` of `concat`).
+/// Bindings of a parameter: one, or several for parameters that take a list (`values` of `concat`).
 pub type Argument = Vec<Binding>;
 
 /// One operation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Op {
-    /// The operator, as in the package: `conv`, `read_state`, …
+    /// Operator as in the package: `conv`, `read_state`, …
     pub operator: String,
-    /// The op's own name (attribute `name`); usually that of its first output.
+    /// Name (attribute `name`); usually that of the first output.
     pub name: String,
     /// Arguments by parameter name.
     pub inputs: BTreeMap<String, Argument>,
@@ -52,23 +52,23 @@ pub struct Op {
     pub blocks: Vec<Block>,
 }
 
-/// What an op does, as far as everything that counts ops asks.
+/// Kind of an op for statistics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OpKind {
     /// `const`: a constant.
     Const,
-    /// `constexpr_…`: weights that are expanded from a compressed form.
+    /// `constexpr_…`: weights that are decompressed before the model runs.
     Constexpr,
     /// `read_state` and `write_state`.
     State,
-    /// `cast`: another element type.
+    /// `cast`: conversion to another element type.
     Cast,
     /// All others.
     Compute,
 }
 
 impl Op {
-    /// What it does.
+    /// Returns the kind of the op.
     pub fn kind(&self) -> OpKind {
         match self.operator.as_str() {
             "const" => OpKind::Const,
@@ -79,7 +79,7 @@ impl Op {
         }
     }
 
-    /// The single binding of a parameter.
+    /// Returns the single binding of a parameter.
     pub fn input(&self, parameter: &str) -> Option<&Binding> {
         match self.inputs.get(parameter).map(Vec::as_slice) {
             Some([one]) => Some(one),
@@ -87,7 +87,7 @@ impl Op {
         }
     }
 
-    /// Every value that the op reads, in parameter order.
+    /// Values that the op reads, in the order of parameters.
     pub fn operands(&self) -> impl Iterator<Item = ValueId> + '_ {
         self.inputs.values().flatten().filter_map(|b| match b {
             Binding::Value(id) => Some(*id),
@@ -95,37 +95,37 @@ impl Op {
         })
     }
 
-    /// A `const` op.
+    /// Returns whether this is a `const` op.
     pub fn is_const(&self) -> bool {
         self.kind() == OpKind::Const
     }
 
-    /// A `constexpr_…` op: weights that are expanded from a compressed form.
+    /// Returns whether this is a `constexpr_…` op.
     pub fn is_constexpr(&self) -> bool {
         self.kind() == OpKind::Constexpr
     }
 
-    /// Neither a constant nor one that is expanded: what is left of a program when it runs.
+    /// Returns whether the op runs on a device: neither `const` nor `constexpr_…`.
     pub fn is_executed(&self) -> bool {
         !matches!(self.kind(), OpKind::Const | OpKind::Constexpr)
     }
 }
 
-/// A straight line of ops.
+/// A sequence of ops.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Block {
-    /// Values that the block receives (none for a function's own block, whose inputs are the function's).
+    /// Inputs of a nested block; a function's own block has none.
     pub inputs: Vec<ValueId>,
-    /// Ops, each after those it reads from.
+    /// Ops in topological order.
     pub ops: Vec<Op>,
-    /// Values that the block gives.
+    /// Outputs.
     pub outputs: Vec<ValueId>,
 }
 
-/// The sizes that a symbol may take.
+/// Sizes of a symbol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SymbolRange {
-    /// Every size from `lower` to `upper`, both included; `default` is the one a plan speaks for.
+    /// Every size from `lower` to `upper`, both included. Compute plans are for `default`.
     Range {
         /// Smallest size.
         lower: u64,
@@ -134,12 +134,12 @@ pub enum SymbolRange {
         /// The default size.
         default: u64,
     },
-    /// These sizes only; the first is the default.
+    /// Listed sizes; the first is the default.
     Enumerated(Vec<u64>),
 }
 
 impl SymbolRange {
-    /// Whether a size is allowed.
+    /// Returns whether a size is allowed.
     pub fn contains(&self, size: u64) -> bool {
         match self {
             SymbolRange::Range { lower, upper, .. } => size >= *lower && upper.is_none_or(|u| size <= u),
@@ -147,7 +147,7 @@ impl SymbolRange {
         }
     }
 
-    /// The default size.
+    /// Returns the default size.
     pub fn default_size(&self) -> u64 {
         match self {
             SymbolRange::Range { default, .. } => *default,
@@ -156,35 +156,35 @@ impl SymbolRange {
     }
 }
 
-/// One function of a program.
+/// A function of a program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Function {
-    /// Its name; `main` where a program has one function.
+    /// Name; `main` if it is the only function.
     pub name: String,
-    /// The opset its block is written in.
+    /// Opset of the block.
     pub opset: Opset,
-    /// Inputs in order, states among them.
+    /// Inputs in order, states included.
     pub inputs: Vec<ValueId>,
-    /// The arena of all values, inputs and nested blocks included.
+    /// Arena of all values, inputs and those of nested blocks included.
     pub values: Vec<Value>,
-    /// The body; its outputs are the function's.
+    /// Body; its outputs are the function's.
     pub block: Block,
-    /// What the symbols of the input types may be.
+    /// Sizes of the input types' symbols.
     pub lengths: BTreeMap<Symbol, SymbolRange>,
 }
 
 impl Function {
-    /// A value.
+    /// Returns a value.
     pub fn value(&self, id: ValueId) -> &Value {
         &self.values[id.0 as usize]
     }
 
-    /// A value's tensor type (of the wrapped tensor for a state).
+    /// Tensor type of a value; for a state, that of its tensor.
     pub fn tensor_type(&self, id: ValueId) -> Option<&TensorType> {
         self.value(id).ty.tensor()
     }
 
-    /// The constant that a binding holds or refers to.
+    /// Constant that a binding contains or refers to.
     pub fn constant<'a>(&'a self, binding: &'a Binding) -> Option<&'a Constant> {
         match binding {
             Binding::Value(id) => self.value(*id).constant.as_ref(),
@@ -192,7 +192,7 @@ impl Function {
         }
     }
 
-    /// The type of what a binding holds or refers to.
+    /// Type of the constant or value that a binding contains or refers to.
     pub fn binding_type<'a>(&'a self, binding: &'a Binding) -> Option<&'a TensorType> {
         match binding {
             Binding::Value(id) => self.tensor_type(*id),
@@ -215,9 +215,9 @@ impl Function {
         self.block.outputs.iter().map(|id| self.value(*id))
     }
 
-    /// Every op, nested blocks included, outer before inner.
+    /// All ops, nested blocks included, outer before inner.
     pub fn ops(&self) -> impl Iterator<Item = &Op> {
-        // what is left of the blocks around the next op, the innermost last
+        // remaining ops of the enclosing blocks, the innermost last
         let mut open = vec![self.block.ops.iter()];
         std::iter::from_fn(move || {
             loop {
@@ -232,7 +232,7 @@ impl Function {
         })
     }
 
-    /// A value that an input, an op or a block names and that the function doesn't have.
+    /// Returns a value id that an input, op or block uses and the function doesn't have.
     pub fn dangling(&self) -> Option<ValueId> {
         fn of_block(block: &Block, missing: &dyn Fn(&ValueId) -> bool) -> Option<ValueId> {
             let own = block.inputs.iter().chain(&block.outputs).copied().find(missing);
@@ -252,8 +252,8 @@ impl Function {
         self.lengths.keys()
     }
 
-    /// The same function with `symbol` fixed to `size` in the input types; the types of results are inferred anew by
-    /// the verifier or the executor.
+    /// Returns the function with `symbol` fixed to `size` in the input types. The verifier or the executor infers the
+    /// types of results anew.
     pub fn with_length(&self, symbol: &Symbol, size: u64) -> Function {
         let mut function = self.clone();
         for value in &mut function.values {
@@ -265,33 +265,33 @@ impl Function {
         function
     }
 
-    /// Whether any type of the function still holds a symbol.
+    /// Returns whether any type contains a symbol.
     pub fn is_symbolic(&self) -> bool {
         self.values.iter().any(|v| v.ty.tensor().is_some_and(|t| t.shape.iter().any(|d| !matches!(d, Dim::Fixed(_)))))
     }
 }
 
-/// A whole program.
+/// A program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
-    /// Functions in the order they are written.
+    /// Functions in the order in which they are written.
     pub functions: Vec<Function>,
-    /// Name of the function that runs by default.
+    /// Name of the default function.
     pub default_function: String,
 }
 
 impl Program {
-    /// A program of one function, which must be named `main`.
+    /// Creates a program of one function, which must be named `main`.
     pub fn single(function: Function) -> Self {
         Program { default_function: function.name.clone(), functions: vec![function] }
     }
 
-    /// The function of this name.
+    /// Returns the function with this name.
     pub fn function(&self, name: &str) -> Option<&Function> {
         self.functions.iter().find(|f| f.name == name)
     }
 
-    /// The newest opset that a function uses; decides the specification version.
+    /// Newest opset of the functions; determines the specification version.
     pub fn opset(&self) -> Opset {
         self.functions.iter().map(|f| f.opset).max().unwrap_or(Opset::CoreMl5)
     }

@@ -1,8 +1,8 @@
-//! The intermediate representation, which is MIL (Core ML's Model Intermediate Language) itself.
+//! The intermediate representation, which is Core ML's Model Intermediate Language (MIL).
 //!
-//! A [`Program`] holds [`Function`]s; a function has inputs, states, one block of [`Op`]s in SSA form and outputs.
-//! The same IR is built by the model families, emitted to packages, read back from anybody's packages, printed,
-//! checked, costed and executed; there is no second description of a graph.
+//! A [`Program`] has [`Function`]s; a function has inputs, states, one block of [`Op`]s in SSA form and outputs.
+//! Model families build this IR. It is written to packages and read from them, printed, verified, costed and executed;
+//! there is no second description of a graph.
 //!
 //! ```
 //! use anec_mil::{Constant, DataType, FunctionBuilder, Opset, Program, TensorType, verify::verify};
@@ -20,18 +20,18 @@
 //! # Ok::<(), anec_mil::MilError>(())
 //! ```
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
 //! | [`types`] | data types, symbolic dimensions, value types, opsets |
-//! | [`constant`] | constants: small literals and large contents that are produced when needed |
+//! | [`constant`] | constants: small literals, and large contents produced on demand |
 //! | [`ir`] | program, function, block, op, value |
-//! | `names` | which names functions and values can have |
-//! | [`catalogue`] | the table of ops: parameters, defaults, type inference, opset |
-//! | [`builder`] | builds a function op by op, inferring types |
-//! | [`text`] | the text form: printed and parsed |
-//! | [`codec`] | programs to protobuf and back |
-//! | `uses` | which op gives a value, and which ops read it |
-//! | [`verify`] | what must hold for a program, and inference of a whole function |
+//! | `names` | legal names of functions and values |
+//! | [`catalogue`] | table of ops: parameters, defaults, type inference, opset |
+//! | [`builder`] | builder of functions with type inference |
+//! | [`text`] | text form: printer and parser |
+//! | [`codec`] | conversion to and from protobuf |
+//! | `uses` | def-use chains |
+//! | [`verify`] | verifier and type inference of functions |
 
 #![forbid(unsafe_code)]
 

@@ -1,14 +1,14 @@
-//! Which names functions and values can have.
+//! Legal names of functions and values.
 
 use std::fmt::{self, Display, Formatter};
 
-/// Words of the text form, which can't be names.
+/// Reserved words of the text form.
 const RESERVED: [&str; 24] = [
     "any", "bf16", "bool", "dict", "false", "fp16", "fp32", "fp64", "func", "int16", "int32", "int64", "int8", "list",
     "program", "state", "string", "tensor", "true", "tuple", "uint16", "uint32", "uint64", "uint8",
 ];
 
-/// What is wrong with a name, if anything: names are `[A-Za-z_][A-Za-z0-9_@]*` and not a word of the text form.
+/// Describes why a name is illegal. Names are `[A-Za-z_][A-Za-z0-9_@]*` and no reserved words of the text form.
 pub fn problem(name: &str) -> Option<String> {
     let mut chars = name.chars();
     let Some(first) = chars.next() else { return Some("a name is empty".into()) };
@@ -21,7 +21,7 @@ pub fn problem(name: &str) -> Option<String> {
     RESERVED.contains(&name).then(|| format!("the name `{name}` is a word of the language"))
 }
 
-/// A name as the text form writes it: in quotes where it isn't legal or would read as something else.
+/// A name as the text form writes it: in quotes if it is illegal or ambiguous.
 pub struct Name<'a>(pub &'a str);
 
 impl Display for Name<'_> {

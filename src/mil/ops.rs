@@ -1,4 +1,4 @@
-//! The rows of the catalogue, by group (see [`catalogue`](super::catalogue) for how to read one).
+//! Rows of the catalogue, by group (see [`catalogue`](super::catalogue) for their syntax).
 
 mod constexpr;
 mod convolution;
@@ -17,7 +17,7 @@ mod tests;
 
 use super::catalogue::Row;
 
-/// All rows.
+/// Returns all rows.
 pub fn rows() -> Vec<Row> {
     let groups: [&[Row]; 10] = [
         elementwise::ROWS,

@@ -1,4 +1,4 @@
-//! The text form of programs, close to the `model.mil` that Core ML's compiler writes.
+//! Text form of programs, close to the `model.mil` that Core ML's compiler writes.
 //!
 //! ```text
 //! program(1.3)
@@ -9,9 +9,9 @@
 //! }
 //! ```
 //!
-//! Where it differs: symbols stand for flexible dimensions, and what they may be follows the inputs; numbers are
+//! Differences: symbols stand for flexible dimensions, and their sizes follow the inputs; numbers are
 //! decimal and exact; constants of more than [`INLINE_ELEMENTS`] elements are written as `<N bytes>`. [`parse()`] reads
-//! the same form back.
+//! this form.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -27,12 +27,12 @@ mod parse;
 
 pub use parse::parse;
 
-/// Constants of more elements are written as their number of bytes.
+/// Maximum number of elements of a constant in the text; larger ones are written as their number of bytes.
 pub const INLINE_ELEMENTS: u64 = 64;
 
 impl Display for Program {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        // the compiler writes 1.3 for programs with state and 1.0 for older ones
+        // the compiler writes 1.3 for programs with states and 1.0 for others
         writeln!(f, "program({})", if self.opset() >= Opset::CoreMl8 { "1.3" } else { "1.0" })?;
         if self.functions.first().is_none_or(|first| first.name != self.default_function) {
             writeln!(f, "[default = {}]", Name(&self.default_function))?;
@@ -148,7 +148,7 @@ fn write_definitions(f: &mut Formatter<'_>, function: &Function, ids: &[ValueId]
     Ok(())
 }
 
-/// Names of the operator's parameters, in the catalogue's order.
+/// Names of the operator's parameters in the order of the catalogue.
 fn parameter_order(op: &Op, opset: Opset) -> Vec<&'static str> {
     catalogue::lookup(&op.operator, opset).map_or(Vec::new(), |spec| spec.parameters.iter().map(|p| p.name).collect())
 }
@@ -157,7 +157,7 @@ fn variadic(op: &Op, opset: Opset, parameter: &str) -> bool {
     catalogue::lookup(&op.operator, opset).and_then(|s| s.parameter(parameter)).is_some_and(|p| p.variadic)
 }
 
-/// Entries that the order names come first, the others follow by name.
+/// Sorts entries: first those of the order, then the others by name.
 fn in_order<'a, T>(
     entries: impl Iterator<Item = (&'a String, &'a T)>,
     order: &[&'static str],
@@ -210,7 +210,7 @@ impl Display for Inline<'_> {
     }
 }
 
-/// Bytes in memory order, where the elements can't tell them all.
+/// Bytes in memory order, if text can't represent the elements.
 fn write_bytes(f: &mut Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     f.write_str("0x")?;
     bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
@@ -241,7 +241,7 @@ mod tests {
     use crate::types::{DataType, Dim, TensorType};
     use crate::{FunctionBuilder, verify};
 
-    /// Weights that exist only on demand.
+    /// Weights that are produced on demand.
     struct Zeros(u64);
 
     impl Content for Zeros {
@@ -257,7 +257,7 @@ mod tests {
         }
     }
 
-    /// Half a layer: quantized projection, reshape to heads, state written and read.
+    /// Half a layer: quantized projection, reshape to heads, write and read of a state.
     fn sample() -> Program {
         let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
         let tokens = ops.symbol("T", SymbolRange::Range { lower: 1, upper: Some(4), default: 1 });

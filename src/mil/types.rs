@@ -1,4 +1,4 @@
-//! Types: what a value is, with dimensions that may depend on a symbol such as the number of tokens `T`.
+//! Data types, value types, and dimensions that may depend on a symbol such as the number of tokens `T`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub enum DataType {
 }
 
 impl DataType {
-    /// All, in the order of their declaration.
+    /// All types in the order of their declaration.
     pub const ALL: [DataType; 20] = [
         DataType::Bool,
         DataType::String,
@@ -56,12 +56,12 @@ impl DataType {
         DataType::Uint64,
     ];
 
-    /// The type of this name.
+    /// Returns the type with this name.
     pub fn from_name(name: &str) -> Option<DataType> {
         DataType::ALL.into_iter().find(|dtype| dtype.name() == name)
     }
 
-    /// The name in MIL text: `fp16`, `int32`, …
+    /// Name in MIL text: `fp16`, `int32`, …
     pub fn name(self) -> &'static str {
         match self {
             DataType::Bool => "bool",
@@ -87,7 +87,7 @@ impl DataType {
         }
     }
 
-    /// Bits of one element; strings have none.
+    /// Bits of one element; 0 for strings.
     pub fn bits(self) -> u64 {
         match self {
             DataType::String => 0,
@@ -103,17 +103,17 @@ impl DataType {
         }
     }
 
-    /// Bytes that `elements` packed elements take (sub-byte types are packed across byte borders).
+    /// Bytes of `elements` packed elements (sub-byte types are packed across bytes).
     pub fn packed_bytes(self, elements: u64) -> u64 {
         (elements * self.bits()).div_ceil(8)
     }
 
-    /// Floating point of any width.
+    /// Returns whether the type is floating point of any width.
     pub fn is_float(self) -> bool {
         matches!(self, DataType::Fp16 | DataType::Fp32 | DataType::Fp64 | DataType::Bf16)
     }
 
-    /// Signed or unsigned integer of any width.
+    /// Returns whether the type is a signed or unsigned integer of any width.
     pub fn is_integer(self) -> bool {
         !self.is_float() && !matches!(self, DataType::Bool | DataType::String)
     }
@@ -125,50 +125,50 @@ impl fmt::Display for DataType {
     }
 }
 
-/// A named unknown, such as the number of tokens `T` of one call.
+/// A named unknown, such as the number of tokens `T` of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Symbol(Arc<str>);
 
 impl Symbol {
-    /// The symbol of this name; equal names are the same symbol within a function.
+    /// Creates a symbol; symbols with equal names are the same within a function.
     pub fn new(name: &str) -> Self {
         Symbol(name.into())
     }
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.0
     }
 }
 
-/// One dimension of a shape. Known sizes are at most [`Dim::MAX`].
+/// A dimension of a shape. Known sizes are at most [`Dim::MAX`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Dim {
-    /// Known when the graph is built.
+    /// A size that is known when the graph is built.
     Fixed(u64),
-    /// `factor * symbol + offset`, with `factor >= 1`.
+    /// `factor * symbol + offset` with `factor >= 1`.
     Symbolic {
-        /// Multiple of the symbol.
+        /// Factor of the symbol.
         factor: u64,
-        /// The unknown.
+        /// Symbol.
         symbol: Symbol,
-        /// Constant part.
+        /// Constant term.
         offset: i64,
     },
-    /// Not expressible in the symbols of the function; compatible with any size.
+    /// A size that the function's symbols can't express; compatible with any size.
     Unknown,
 }
 
 impl Dim {
-    /// The largest size.
+    /// Maximum size.
     pub const MAX: u64 = i64::MAX as u64;
 
-    /// The symbol itself as a dimension.
+    /// Returns the symbol as a dimension.
     pub fn symbol(symbol: &Symbol) -> Self {
         Dim::Symbolic { factor: 1, symbol: symbol.clone(), offset: 0 }
     }
 
-    /// `factor * symbol + offset`, or unknown where one of them is beyond its type.
+    /// `factor * symbol + offset`, or unknown if a term overflows.
     fn symbolic(factor: Option<u64>, symbol: &Symbol, offset: Option<i64>) -> Self {
         match (factor, offset) {
             (Some(factor), Some(offset)) => Dim::Symbolic { factor, symbol: symbol.clone(), offset },
@@ -176,7 +176,7 @@ impl Dim {
         }
     }
 
-    /// The size, if it is known.
+    /// Returns the size if it is known.
     pub fn fixed(&self) -> Option<u64> {
         match self {
             Dim::Fixed(n) => Some(*n),
@@ -184,7 +184,7 @@ impl Dim {
         }
     }
 
-    /// The size once `symbol` is `value`; dimensions of other symbols stay as they are.
+    /// Returns the size for `symbol = value`; dimensions of other symbols are unchanged.
     pub fn substitute(&self, symbol: &Symbol, value: u64) -> Dim {
         match self {
             Dim::Symbolic { factor, symbol: own, offset } if own == symbol => {
@@ -195,7 +195,7 @@ impl Dim {
         }
     }
 
-    /// This dimension plus a number.
+    /// Adds a number to the dimension.
     pub fn offset_by(&self, by: i64) -> Dim {
         match self {
             Dim::Fixed(n) => n.checked_add_signed(by).map_or(Dim::Unknown, Dim::Fixed),
@@ -204,7 +204,7 @@ impl Dim {
         }
     }
 
-    /// The sum of two dimensions.
+    /// Adds two dimensions.
     pub fn plus(&self, other: &Dim) -> Dim {
         match (self, other) {
             (Dim::Fixed(n), d) | (d, Dim::Fixed(n)) => i64::try_from(*n).map_or(Dim::Unknown, |n| d.offset_by(n)),
@@ -217,7 +217,7 @@ impl Dim {
         }
     }
 
-    /// The product of two dimensions.
+    /// Multiplies two dimensions.
     pub fn times(&self, other: &Dim) -> Dim {
         match (self, other) {
             (Dim::Fixed(a), Dim::Fixed(b)) => a.checked_mul(*b).map_or(Dim::Unknown, Dim::Fixed),
@@ -231,7 +231,7 @@ impl Dim {
         }
     }
 
-    /// The quotient of two dimensions where it is exact for every value of the symbol.
+    /// Divides two dimensions; `None` unless the quotient is exact for every value of the symbol.
     pub fn divided_by(&self, other: &Dim) -> Option<Dim> {
         match (self, other) {
             (_, Dim::Fixed(0)) => None,
@@ -254,7 +254,7 @@ impl Dim {
         }
     }
 
-    /// Whether both can be the same size: equal, or one of them unknown.
+    /// Returns whether both can be the same size: equal, or one of them unknown.
     pub fn is_compatible(&self, other: &Dim) -> bool {
         match (self, other) {
             (Dim::Fixed(a), Dim::Fixed(b)) => a == b,
@@ -296,7 +296,7 @@ impl fmt::Display for Dim {
     }
 }
 
-/// A tensor's element type and shape; rank 0 is a scalar.
+/// Element type and shape of a tensor; rank 0 is a scalar.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TensorType {
     /// Element type.
@@ -306,12 +306,12 @@ pub struct TensorType {
 }
 
 impl TensorType {
-    /// A tensor type; dimensions convert from numbers and symbols.
+    /// Creates a tensor type; dimensions convert from numbers and symbols.
     pub fn new(dtype: DataType, shape: impl IntoIterator<Item = impl Into<Dim>>) -> Self {
         TensorType { dtype, shape: shape.into_iter().map(Into::into).collect() }
     }
 
-    /// A scalar.
+    /// Creates the type of a scalar.
     pub fn scalar(dtype: DataType) -> Self {
         TensorType { dtype, shape: Vec::new() }
     }
@@ -321,28 +321,28 @@ impl TensorType {
         self.shape.len()
     }
 
-    /// All dimensions, if every one is known.
+    /// All dimensions; `None` unless every one is known.
     pub fn fixed_shape(&self) -> Option<Vec<u64>> {
         self.shape.iter().map(Dim::fixed).collect()
     }
 
-    /// Number of elements, if every dimension is known and the product fits.
+    /// Number of elements; `None` unless every dimension is known and the product fits.
     pub fn elements(&self) -> Option<u64> {
         self.shape.iter().try_fold(1u64, |n, d| n.checked_mul(d.fixed()?))
     }
 
-    /// Bytes of all elements, packed, if known.
+    /// Bytes of all packed elements, if known.
     pub fn bytes(&self) -> Option<u64> {
         let elements = self.elements()?;
         elements.checked_mul(self.dtype.bits()).map(|bits| bits.div_ceil(8))
     }
 
-    /// The type once `symbol` is `value`.
+    /// Returns the type for `symbol = value`.
     pub fn substitute(&self, symbol: &Symbol, value: u64) -> TensorType {
         TensorType { dtype: self.dtype, shape: self.shape.iter().map(|d| d.substitute(symbol, value)).collect() }
     }
 
-    /// Same element type, and shapes that can be the same.
+    /// Returns whether element types are equal and shapes are compatible.
     pub fn is_compatible(&self, other: &TensorType) -> bool {
         self.dtype == other.dtype
             && self.shape.len() == other.shape.len()
@@ -366,19 +366,19 @@ impl fmt::Display for TensorType {
     }
 }
 
-/// What an SSA value is.
+/// Type of an SSA value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ValueType {
     /// A tensor or scalar.
     Tensor(TensorType),
-    /// A state that `read_state` and `write_state` work on.
+    /// A state for `read_state` and `write_state`.
     State(TensorType),
-    /// A type that this crate can carry and print but not compute with (lists, dictionaries, tuples): its text.
+    /// Text of a type that this crate carries and prints but can't compute with (lists, dictionaries, tuples).
     Opaque(String),
 }
 
 impl ValueType {
-    /// The tensor type of a tensor or of the tensor a state wraps.
+    /// Returns the tensor type, or that of the tensor in a state.
     pub fn tensor(&self) -> Option<&TensorType> {
         match self {
             ValueType::Tensor(t) | ValueType::State(t) => Some(t),
@@ -403,7 +403,7 @@ impl fmt::Display for ValueType {
     }
 }
 
-/// The version of the op set; each belongs to one specification version and one OS generation.
+/// Version of the op set; each belongs to one specification version and one OS generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)]
 pub enum Opset {
@@ -415,10 +415,10 @@ pub enum Opset {
 }
 
 impl Opset {
-    /// All, oldest first.
+    /// All opsets, oldest first.
     pub const ALL: [Opset; 5] = [Opset::CoreMl5, Opset::CoreMl6, Opset::CoreMl7, Opset::CoreMl8, Opset::CoreMl9];
 
-    /// The name in `Function.opset` and `block_specializations`: `CoreML5` …
+    /// Name in `Function.opset` and `block_specializations`: `CoreML5` …
     pub fn name(self) -> &'static str {
         match self {
             Opset::CoreMl5 => "CoreML5",
@@ -429,12 +429,12 @@ impl Opset {
         }
     }
 
-    /// The opset of this name.
+    /// Returns the opset with this name.
     pub fn from_name(name: &str) -> Option<Opset> {
         Opset::ALL.into_iter().find(|o| o.name() == name)
     }
 
-    /// The model specification version that belongs to it.
+    /// Model specification version of the opset.
     pub fn specification_version(self) -> i32 {
         match self {
             Opset::CoreMl5 => 6,
@@ -445,7 +445,7 @@ impl Opset {
         }
     }
 
-    /// The deployment target's name: `iOS15` …
+    /// Name of the deployment target: `iOS15` …
     pub fn target(self) -> &'static str {
         match self {
             Opset::CoreMl5 => "iOS15",

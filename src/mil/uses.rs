@@ -1,22 +1,22 @@
-//! Def-use chains: which op gives a value, and which ops read it.
+//! Def-use chains: producer and readers of each value.
 
 use std::collections::HashSet;
 
 use super::ir::{Block, Function, Op, ValueId};
 
-/// Who gives and who reads each value of a function. Ops are named by their place in [`Function::ops`].
+/// Producers and readers of each value of a function. Ops are identified by their index in [`Function::ops`].
 #[derive(Clone, Debug)]
 pub struct Uses<'a> {
     ops: Vec<&'a Op>,
-    /// By value.
+    /// Producer by value.
     producers: Vec<Option<usize>>,
-    /// By value, in the order of the ops.
+    /// Readers by value, in the order of the ops.
     users: Vec<Vec<usize>>,
     outputs: HashSet<ValueId>,
 }
 
 impl<'a> Uses<'a> {
-    /// Those of a function, nested blocks included. Values that the function doesn't have are left out.
+    /// Collects the uses of a function, nested blocks included. Values that the function doesn't have are left out.
     pub fn of(function: &'a Function) -> Self {
         let ops: Vec<&Op> = function.ops().collect();
         let mut producers = vec![None; function.values.len()];
@@ -38,32 +38,32 @@ impl<'a> Uses<'a> {
         Uses { ops, producers, users, outputs }
     }
 
-    /// The ops of the function.
+    /// Ops of the function.
     pub fn ops(&self) -> &[&'a Op] {
         &self.ops
     }
 
-    /// The op that gives a value; none for an input.
+    /// Op that produces a value; `None` for inputs.
     pub fn producer(&self, id: ValueId) -> Option<&'a Op> {
         self.producer_place(id).map(|place| self.ops[place])
     }
 
-    /// As [`producer`](Uses::producer), by its place.
+    /// Index of the op that produces a value; `None` for inputs.
     pub fn producer_place(&self, id: ValueId) -> Option<usize> {
         self.producers.get(id.0 as usize).copied().flatten()
     }
 
-    /// The ops that read a value, in their order; one that reads it twice comes twice.
+    /// Ops that read a value, in order; an op that reads it twice is listed twice.
     pub fn users(&self, id: ValueId) -> impl Iterator<Item = &'a Op> + '_ {
         self.user_places(id).iter().map(|place| self.ops[*place])
     }
 
-    /// As [`users`](Uses::users), by their places.
+    /// Indices of the ops that read a value; see [`users`](Uses::users).
     pub fn user_places(&self, id: ValueId) -> &[usize] {
         self.users.get(id.0 as usize).map_or(&[], Vec::as_slice)
     }
 
-    /// Whether the function, or a block nested in it, gives a value out.
+    /// Returns whether a value is an output of the function or of a nested block.
     pub fn is_output(&self, id: ValueId) -> bool {
         self.outputs.contains(&id)
     }
@@ -87,7 +87,7 @@ mod tests {
         let root = b.op_with_outputs("sqrt", "root", [("x", sum)])[0];
         b.output("out", root);
         let mut function = b.finish().unwrap();
-        // the sum's user moves into a block of an op of its own
+        // move the reader of the sum into a block of an op of its own
         let root = function.block.ops.pop().unwrap();
         let inner = root.outputs[0];
         let outer = Op {

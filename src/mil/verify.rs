@@ -1,19 +1,19 @@
-//! The verifier, and inference of a whole function's types.
+//! Verifier and type inference of functions.
 //!
-//! What holds for a program that verifies:
+//! Invariants of a verified program:
 //!
 //! 1. the default function exists, functions have different names and one opset;
-//! 2. names of functions and values are legal, and those of values unique within their function;
-//! 3. inputs are tensors, whose symbols have lengths, or fp16 states of a fixed shape; outputs are tensors, none of them
-//!    twice and none an input;
+//! 2. names of functions and values are legal, and values' names are unique within their function;
+//! 3. inputs are tensors whose symbols have sizes, or fp16 states of a fixed shape; outputs are distinct tensors
+//!    that aren't inputs;
 //! 4. every value is defined once: as an input, by one op, or as the input of a nested block;
-//! 5. an op reads only what is defined before it, in its own block or in one around it;
-//! 6. after a state is written, what was read from it before isn't used any more;
+//! 5. an op reads only values defined before it, in its own block or in an enclosing one;
+//! 6. after a state is written, values that were read from it before aren't used any more;
 //! 7. every operator is in the catalogue, in a form that the function's opset has;
-//! 8. every parameter that must be given is given, none is unknown, those that must be constant are, and each has an
+//! 8. all required parameters are given, none is unknown, those that must be constant are, and each has an
 //!    element type that the operator takes; only `read_state` and `write_state` take states;
 //! 9. declared types of results equal the inferred ones;
-//! 10. constants have as much data as their type asks for.
+//! 10. constants have as much data as their type requires.
 
 mod infer;
 mod operation;
@@ -25,16 +25,16 @@ use hashbrown::HashSet;
 use super::ir::{Function, Program};
 use super::names;
 
-pub use infer::{infer_types, infer_what_can_be};
+pub use infer::{infer_known_types, infer_types};
 
-/// Something that doesn't hold.
+/// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Function it was found in; empty for the program as a whole.
+    /// Function of the finding; empty for the whole program.
     pub function: String,
-    /// Name of the op, or of the value; empty for the function as a whole.
+    /// Name of the op or value; empty for the whole function.
     pub op: String,
-    /// What was found and what was expected.
+    /// Description: found and expected.
     pub problem: String,
 }
 
@@ -48,7 +48,7 @@ impl std::fmt::Display for Finding {
     }
 }
 
-/// Everything that doesn't hold for a program.
+/// Verifies a program; returns all violations.
 pub fn verify(program: &Program) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut whole = |problem: String| findings.push(Finding { function: String::new(), op: String::new(), problem });
@@ -71,11 +71,11 @@ pub fn verify(program: &Program) -> Vec<Finding> {
     findings
 }
 
-/// Everything that doesn't hold for a function.
+/// Verifies a function; returns all violations.
 pub fn verify_function(function: &Function) -> Vec<Finding> {
     let mut findings = Findings { function: &function.name, list: Vec::new() };
     if let Some(id) = function.dangling() {
-        // nothing else can be looked at
+        // the other checks would be out of bounds
         findings.add("", format!("value {} is used, there are {}", id.0, function.values.len()));
         return findings.list;
     }
@@ -101,14 +101,14 @@ fn check_names(function: &Function, findings: &mut Findings<'_>) {
     }
 }
 
-/// What was found in one function.
+/// Findings of one function.
 struct Findings<'a> {
     function: &'a str,
     list: Vec<Finding>,
 }
 
 impl Findings<'_> {
-    /// Adds a problem of an op or value; of the function as a whole where `op` is empty.
+    /// Adds a finding for an op or value, or for the whole function if `op` is empty.
     fn add(&mut self, op: &str, problem: String) {
         self.list.push(Finding { function: self.function.to_owned(), op: op.to_owned(), problem });
     }

@@ -25,7 +25,7 @@ use serde::Serialize;
 use anec_base::Result;
 use anec_bundle::layer_of;
 use anec_mil::Function;
-use anec_mil::verify::infer_what_can_be;
+use anec_mil::verify::infer_known_types;
 
 /// Named predicates; any other text is a command.
 pub const PREDICATES: [&str; 4] = ["structure", "numerics", "compile", "residency"];
@@ -85,7 +85,7 @@ pub fn bisect(function: &Function, predicate: &mut dyn Predicate) -> Result<Opti
         return Ok(None);
     }
     let kinds: BTreeSet<String> = whole.iter().map(|failure| failure.kind.clone()).collect();
-    let known = infer_what_can_be(function);
+    let known = infer_known_types(function);
     let ops: Vec<usize> = (0..function.block.ops.len()).filter(|at| function.block.ops[*at].is_executed()).collect();
     let chosen = |choice: &[usize]| -> BTreeSet<usize> { choice.iter().map(|index| ops[*index]).collect() };
     let mut tries = 0;

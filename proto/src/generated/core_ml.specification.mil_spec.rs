@@ -50,7 +50,7 @@ pub struct Block {
         Value,
     >,
 }
-/// What a parameter gets: one binding, or several where it takes a list.
+/// Bindings of a parameter: one, or several if it takes a list.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Argument {
     #[prost(message, repeated, tag = "1")]
@@ -103,7 +103,7 @@ pub struct NamedValueType {
     #[prost(message, optional, tag = "2")]
     pub r#type: ::core::option::Option<ValueType>,
 }
-/// What a value is.
+/// Type of a value.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ValueType {
     #[prost(oneof = "value_type::Type", tags = "1, 2, 3, 4, 5")]

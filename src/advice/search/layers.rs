@@ -102,7 +102,7 @@ impl<'a> LayerTable<'a> {
         shapes.dedup();
         let parts = |layer: usize| {
             let whole = Stage::Layers { first: layer, end: layer + 1 };
-            let rest = form.leaves_feed_forward_out(model.experts(layer).is_some());
+            let rest = form.omits_feed_forward(model.experts(layer).is_some());
             [Some(whole), rest.then_some(Stage::FeedForward { layer })].into_iter().flatten()
         };
         let stages: Vec<Stage> = (0..model.facts().num_layers).flat_map(parts).collect();

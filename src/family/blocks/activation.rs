@@ -1,9 +1,8 @@
-//! Activations, element by element: by Core ML's ops, or in forms whose result doesn't depend on how a device tabulates
-//! them.
+//! Activations: Core ML's ops, or forms whose result doesn't depend on a device's lookup tables.
 //!
-//! The Neural Engine computes `silu`, `gelu` and `softplus` by tables that are published to be off: `silu(0)` is -0.00126,
-//! and softplus is 0 beyond the end of its table, where it should be x. The stable forms need tanh and exp only, whose
-//! results are bounded, so that an error of theirs stays as small as it is:
+//! The Neural Engine computes `silu`, `gelu` and `softplus` with tables whose published errors are: `silu(0)` is
+//! -0.00126, and softplus is 0 beyond the end of its table instead of x. The stable forms use only tanh and exp, whose
+//! results are bounded, so that their errors stay small:
 //!
 //! ```text
 //! silu(x)     = x/2 (1 + tanh(x/2))
@@ -12,26 +11,26 @@
 //! log(1 + e)  = 2 atanh(s) = 2 (s + s^3/3 + s^5/5 + …),   s = e / (2 + e) <= 1/3
 //! ```
 //!
-//! For GELU by its approximation with tanh, `P(t^2) = sqrt(2/pi) (1 + 0.044715 t^2)` by definition; for GELU by the error
-//! function, P is fitted, with coefficients that fp16 holds, and the result is within 6e-5 of it everywhere. The series of
-//! the logarithm keeps the digits of a small e, which `1 + e` would lose in fp16.
+//! For GELU with tanh, `P(t^2) = sqrt(2/pi) (1 + 0.044715 t^2)` by definition. For the exact GELU, P is fitted with
+//! coefficients that fp16 holds, and the result is within 6e-5 everywhere. The series of the logarithm keeps the digits
+//! of a small e, which `1 + e` would lose in fp16.
 
 use super::Graph;
 use crate::row::Activation;
 use anec_manifest::ActivationForm;
 use anec_mil::{Constant, ValueId};
 
-/// Where tanh is 1 in fp16 whichever polynomial it is of, and the square still small.
+/// Bound at which tanh is 1 in fp16 for either polynomial, and the square is still small.
 const GELU_BOUND: f32 = 6.0;
 /// Coefficients of P, constant first: `sqrt(2/pi) (1 + 0.044715 t^2)`.
 const GELU_TANH: &[f32] = &[0.797_884_6, 0.035_677_41];
-/// Coefficients of P for the error function: minimax over 0..6 among those that fp16 holds.
+/// Coefficients of P for the exact GELU: minimax over 0..6 with coefficients that fp16 holds.
 const GELU_ERF: &[f32] = &[0.797_851_6, 0.036_804_2, -0.000_328_302_4];
-/// `atanh(s) / s` in powers of `s^2`, constant first, for s up to 1/3; the last coefficient stands for the rest of the
-/// series, too.
+/// `atanh(s) / s` in powers of `s^2`, constant first, for s up to 1/3; the last coefficient approximates the rest of
+/// the series.
 const ATANH: &[f32] = &[1.0, 0.333_333_3, 0.2, 0.161];
 
-/// An activation of hidden states.
+/// Applies an activation to hidden states.
 pub fn activate(g: &mut Graph<'_>, x: ValueId, activation: Activation) -> ValueId {
     match (g.form.activations, activation) {
         (_, Activation::Silu) => silu(g, x),
@@ -86,7 +85,7 @@ fn gelu(g: &mut Graph<'_>, x: ValueId, coefficients: &[f32]) -> ValueId {
     by_half(g, half, tanh)
 }
 
-/// `half (1 + tanh)`: the sum first, which is exact where they cancel.
+/// `half (1 + tanh)`: the sum first, which is exact near cancellation.
 fn by_half(g: &mut Graph<'_>, half: ValueId, tanh: ValueId) -> ValueId {
     let open = g.ops.add(tanh, Constant::fp16(1.0));
     g.ops.mul(half, open)

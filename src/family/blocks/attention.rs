@@ -1,4 +1,4 @@
-//! Attention with grouped key-value heads (arXiv:2305.13245) over a cache: `softmax(q k^T + mask) v`.
+//! Attention with grouped key-value heads (arXiv:2305.13245) and a KV cache: `softmax(q k^T + mask) v`.
 
 use super::Graph;
 use super::cache::Write;
@@ -11,16 +11,16 @@ use anec_manifest::{AttentionForm, Layout, Role};
 use anec_mil::{Constant, ValueId};
 use anec_source::SourceWeight;
 
-/// The weights and constants of one layer's attention.
+/// Weights and constants of a layer's attention.
 #[derive(Clone, Debug)]
 pub struct Attention {
     /// Query projection.
     pub query: Linear,
-    /// Key projection; none where keys and values are those of another layer.
+    /// Key projection; `None` if the layer uses keys and values of another layer.
     pub key: Option<Linear>,
-    /// Value projection; none where values are what the key projection gives, or those of another layer.
+    /// Value projection; `None` if values are the key projection's output, or those of another layer.
     pub value: Option<Linear>,
-    /// Gate on what attention gives, before the sigmoid.
+    /// Gate of attention's output, before the sigmoid.
     pub gate: Option<Linear>,
     /// Output projection.
     pub output: Linear,
@@ -28,28 +28,28 @@ pub struct Attention {
     pub query_norm: Option<Norm>,
     /// Norm of keys.
     pub key_norm: Option<Norm>,
-    /// Where they sit.
+    /// Place of the query-key norms.
     pub qk_norm_place: QkNorm,
     /// Norm of each head of values.
     pub value_norm: Option<Norm>,
-    /// A score for each query head, `[num_attention_heads]`, which takes its part of the weight.
+    /// Sink score of each query head, `[num_attention_heads]`.
     pub sinks: Option<SourceWeight>,
-    /// Query heads.
+    /// Number of query heads.
     pub num_attention_heads: u64,
-    /// Key-value heads.
+    /// Number of key-value heads.
     pub num_key_value_heads: u64,
     /// Width of a head.
     pub head_dim: u64,
     /// Rotated dimensions.
     pub rope_dim: u64,
-    /// Multiplied to the scores.
+    /// Factor of the scores.
     pub scale: f64,
-    /// Holds the scores between minus and plus this.
+    /// Soft cap of the scores' magnitude.
     pub softcap: Option<f64>,
 }
 
 impl Attention {
-    /// Norms queries and keys if `place` is where the norms sit.
+    /// Norms queries and keys if `place` is the place of the norms.
     fn qk_norm_at(
         &self,
         g: &mut Graph<'_>,
@@ -61,7 +61,7 @@ impl Attention {
         if self.qk_norm_place != place && !own {
             return (query, key);
         }
-        // all heads at once are channels, single heads lie in the last dimension
+        // all heads at once are channels; single heads are the last dimension
         let axis = if place == QkNorm::WholeWidth { 1 } else { 3 };
         let normed =
             |g: &mut Graph<'_>, x, norm: &Option<Norm>| norm.as_ref().map_or(x, |norm| rms_norm(g, x, norm, axis));
@@ -69,46 +69,47 @@ impl Attention {
         (query, key.map(|key| normed(g, key, &self.key_norm)))
     }
 
-    /// Keys and values of `slots` tokens.
+    /// States: keys and values of `slots` tokens.
     pub fn states(&self, slots: u64) -> Vec<StateSpec> {
         let spec = |kind| StateSpec { kind, rows: self.num_key_value_heads, slots, width: self.head_dim };
         vec![spec(StateKind::Key), spec(StateKind::Value)]
     }
 }
 
-/// What the calls of all layers share.
+/// Inputs that all layers of a kind share.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionInputs {
-    /// Rotation, unless the layer has none.
+    /// Rotation; `None` for layers without RoPE.
     pub rotation: Option<Rotation>,
-    /// Rotation of queries, where it isn't that of keys.
+    /// Rotation of queries, if it differs from that of keys.
     pub query_rotation: Option<Rotation>,
-    /// `[1, 1, T, S]`, added to the scores.
+    /// Mask `[1, 1, T, S]`, added to the scores.
     pub mask: ValueId,
-    /// How keys and values are written.
+    /// Form of writes to the caches.
     pub write: Write,
-    /// The layer whose keys and values those are, where several layers look at them.
+    /// Layer that computes the keys and values, if several layers share them.
     pub shares: Option<usize>,
 }
 
-/// What attention looks at: all keys and values with those of the call, `[1, heads, slots, head_dim]`.
+/// All keys and values including those of the call, `[1, heads, slots, head_dim]`.
 #[derive(Clone, Copy, Debug)]
-pub struct Seen {
+pub struct CachedKeyValues {
     keys: ValueId,
     values: ValueId,
 }
 
-/// Keys and values of a layer that others look at, too.
+/// Keys and values of a layer that other layers use, too.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedKeyValues {
     /// Keys and values of the call's tokens, `[1, heads, T, head_dim]`.
     pub rows: [ValueId; 2],
-    /// What is looked at, once they were written.
-    pub seen: Option<Seen>,
+    /// Cache contents after the write, once written.
+    pub seen: Option<CachedKeyValues>,
 }
 
-/// Attention on normalised hidden states; gives what is added to the residual stream. `slots` are the layer's caches of keys
-/// and values, of which a layer that looks at another one's has none, unless that layer is in another function.
+/// Applies attention to normed hidden states; returns the addend for the residual stream. `slots` are the layer's
+/// caches of keys and values. A layer that uses another layer's keys and values has none, unless that layer is in
+/// another function.
 pub fn attention(
     g: &mut Graph<'_>,
     x: ValueId,
@@ -133,7 +134,7 @@ pub fn attention(
     }
     (query, key) = weights.qk_norm_at(g, QkNorm::PerHeadRotated, query, key);
     let query = scaled(g, query, weights.scale);
-    let Some(seen) = look_up(g, key.zip(value), slots, inputs) else {
+    let Some(seen) = attended_key_values(g, key.zip(value), slots, inputs) else {
         return g.missing("attention", "keys and values, and two states for them", x);
     };
     let heads = attend_to(g, query, seen, weights, inputs.mask);
@@ -146,19 +147,19 @@ pub fn attention(
     linear(g, merged, &weights.output)
 }
 
-/// What a layer looks at: its own keys and values once `rows` are written to its caches, or those of the layer that
-/// `inputs` names.
-fn look_up(
+/// Keys and values for the queries: those of the layer once `rows` are written to its caches, or those of the layer
+/// that `inputs` names.
+fn attended_key_values(
     g: &mut Graph<'_>,
     rows: Option<(ValueId, ValueId)>,
     slots: Option<[Slot; 2]>,
     inputs: AttentionInputs,
-) -> Option<Seen> {
+) -> Option<CachedKeyValues> {
     let shared = inputs.shares.and_then(|layer| g.shared.get(&layer).copied());
     let rows = match (rows, shared) {
         (Some((key, value)), _) => [key, value],
         (None, Some(SharedKeyValues { seen: Some(seen), .. })) => return Some(seen),
-        // the layer is in another function, and this is the first here that looks at what it gave
+        // the layer is in another function, and this is the first layer here that uses its output
         (None, Some(SharedKeyValues { rows, seen: None })) => rows,
         (None, None) => return None,
     };
@@ -169,7 +170,7 @@ fn look_up(
     Some(seen)
 }
 
-/// `cap tanh(x / cap)`, where there is a cap.
+/// `cap tanh(x / cap)`, if there is a cap.
 pub fn softcap(g: &mut Graph<'_>, x: ValueId, cap: Option<f64>) -> ValueId {
     let Some(cap) = cap else { return x };
     let x = g.ops.mul(x, Constant::fp16((1.0 / cap) as f32));
@@ -177,7 +178,7 @@ pub fn softcap(g: &mut Graph<'_>, x: ValueId, cap: Option<f64>) -> ValueId {
     g.ops.mul(x, Constant::fp16(cap as f32))
 }
 
-/// What queries find in the caches once keys and values are in them, all `[1, heads, T, head_dim]`.
+/// Writes keys and values to the caches and attends to them, all `[1, heads, T, head_dim]`.
 pub(super) fn attend(
     g: &mut Graph<'_>,
     [query, key, value]: [ValueId; 3],
@@ -190,7 +191,7 @@ pub(super) fn attend(
     attend_to(g, query, seen, weights, inputs.mask)
 }
 
-/// Queries times what the scores are scaled by: before the product, which keeps the scores in fp16's range.
+/// Queries times the scale of the scores: before the product, to keep the scores in fp16's range.
 fn scaled(g: &mut Graph<'_>, query: ValueId, scale: f64) -> ValueId {
     match scale {
         1.0 => query,
@@ -198,14 +199,14 @@ fn scaled(g: &mut Graph<'_>, query: ValueId, scale: f64) -> ValueId {
     }
 }
 
-/// The caches once keys and values are in them.
-fn written(g: &mut Graph<'_>, [key, value]: [ValueId; 2], [keys, values]: [Slot; 2], write: Write) -> Seen {
-    g.scope("cache", |g| Seen { keys: update(g, keys, write, key), values: update(g, values, write, value) })
+/// Writes keys and values to the caches.
+fn written(g: &mut Graph<'_>, [key, value]: [ValueId; 2], [keys, values]: [Slot; 2], write: Write) -> CachedKeyValues {
+    g.scope("cache", |g| CachedKeyValues { keys: update(g, keys, write, key), values: update(g, values, write, value) })
 }
 
-/// What queries find there.
-fn attend_to(g: &mut Graph<'_>, query: ValueId, seen: Seen, weights: &Attention, mask: ValueId) -> ValueId {
-    let Seen { keys, values } = seen;
+/// Output of attention to cached keys and values.
+fn attend_to(g: &mut Graph<'_>, query: ValueId, seen: CachedKeyValues, weights: &Attention, mask: ValueId) -> ValueId {
+    let CachedKeyValues { keys, values } = seen;
     let sinks = weights.sinks.as_ref().map(|sinks| sink_scores(g, sinks));
     match g.form.attention {
         AttentionForm::PerHead => per_head(g, query, keys, values, mask, sinks, weights),
@@ -213,18 +214,18 @@ fn attend_to(g: &mut Graph<'_>, query: ValueId, seen: Seen, weights: &Attention,
     }
 }
 
-/// The scores of sinks, `[1, heads, 1, 1]`.
+/// Sink scores, `[1, heads, 1, 1]`.
 pub(super) fn sink_scores(g: &mut Graph<'_>, sinks: &SourceWeight) -> ValueId {
     g.weight("sinks", Role::Table, sinks, &[1, sinks.elements(), 1, 1])
 }
 
-/// `[1, heads * head_dim, T, 1]` to `[1, heads, T, head_dim]`; the same for the other layout.
+/// `[1, heads * head_dim, T, 1]` (or `[1, heads * head_dim, 1, T]`) to `[1, heads, T, head_dim]`.
 pub(super) fn split_heads(g: &mut Graph<'_>, x: ValueId, heads: u64, head_dim: u64) -> ValueId {
     let x = g.ops.reshape(x, &[1, heads as i32, head_dim as i32, -1]);
     g.ops.transpose(x, &[0, 1, 3, 2])
 }
 
-/// The way back.
+/// Inverse of [`split_heads`].
 pub(super) fn merge_heads(g: &mut Graph<'_>, x: ValueId, channels: u64) -> ValueId {
     let x = g.ops.transpose(x, &[0, 1, 3, 2]);
     let shape = match g.form.layout {
@@ -234,7 +235,7 @@ pub(super) fn merge_heads(g: &mut Graph<'_>, x: ValueId, channels: u64) -> Value
     g.ops.reshape(x, &shape)
 }
 
-/// One key-value head and its group of query heads at a time.
+/// Attention of one key-value head and its group of query heads at a time.
 fn per_head(
     g: &mut Graph<'_>,
     query: ValueId,
@@ -263,7 +264,7 @@ fn per_head(
     }
 }
 
-/// All key-value heads in one batch: the query heads of a group are stacked along the tokens.
+/// Attention of all key-value heads in a batch: the query heads of a group are stacked along the tokens.
 fn grouped(
     g: &mut Graph<'_>,
     query: ValueId,
@@ -279,7 +280,7 @@ fn grouped(
     if group == 1 {
         return softmax_product(g, query, keys, values, mask, sinks, weights.softcap);
     }
-    // of each query: sinks are stacked as queries are
+    // one for each query: sinks are stacked as queries are
     let sinks = sinks.map(|sinks| {
         let column = g.ops.slice(query, 3, 0..1);
         let zeros = g.ops.mul(column, Constant::fp16(0.0));
@@ -292,8 +293,8 @@ fn grouped(
     g.ops.reshape(out, &[1, heads, -1, width])
 }
 
-/// `softmax(q k^T + mask) v`. With sinks, `e^(s - m) / (sum e^(s - m) + e^(sink - m)) v` with the scores s and the largest m of
-/// them and the sink: every exponential lies between 0 and 1, and the sum is at least 1.
+/// `softmax(q k^T + mask) v`. With sinks, `e^(s - m) / (sum e^(s - m) + e^(sink - m)) v` with the scores s and the
+/// maximum m of scores and sink: every exponential is between 0 and 1, and the sum is at least 1.
 pub(super) fn softmax_product(
     g: &mut Graph<'_>,
     query: ValueId,

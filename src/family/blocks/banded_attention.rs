@@ -1,9 +1,8 @@
-//! Attention of a text on itself, on both sides and without a cache: `softmax(q k^T + mask) v`, where each head's softmax
-//! may also count a sink that gives nothing.
+//! Bidirectional attention without a cache: `softmax(q k^T + mask) v`, with optional sinks in each head's softmax.
 //!
-//! Every token sees the tokens up to a distance on both sides, or all, and they are all in the call: nothing is carried
-//! from one call to the next. The sink is a number per head among the scores (arXiv:2309.17453; learned as in gpt-oss): it takes
-//! its part of the weight, so that a head may look at nothing at all.
+//! Every token sees the tokens up to a distance on both sides, or all tokens, and they are all in the call: there are
+//! no states. A sink is a learned score for each head without a value (arXiv:2309.17453; gpt-oss): it takes a part of
+//! the weight, so that a head may attend to nothing.
 
 use super::Graph;
 use super::attention::{Attention, merge_heads, sink_scores, softmax_product, split_heads};
@@ -14,7 +13,7 @@ use anec_manifest::AttentionForm;
 use anec_mil::{Constant, ValueId};
 use anec_source::SourceWeight;
 
-/// The weights and constants of one layer's attention.
+/// Weights and constants of a layer's attention.
 #[derive(Clone, Debug)]
 pub struct BandedAttention {
     /// Query projection.
@@ -27,25 +26,24 @@ pub struct BandedAttention {
     pub output: Linear,
     /// Norms of queries and keys, on each head, before the rotation.
     pub qk_norm: Option<(Norm, Norm)>,
-    /// A score for each query head, `[num_attention_heads]`.
+    /// Sink score of each query head, `[num_attention_heads]`.
     pub sinks: Option<SourceWeight>,
-    /// Query heads.
+    /// Number of query heads.
     pub num_attention_heads: u64,
-    /// Key-value heads.
+    /// Number of key-value heads.
     pub num_key_value_heads: u64,
     /// Width of a head.
     pub head_dim: u64,
     /// Rotated dimensions.
     pub rope_dim: u64,
-    /// Multiplied to the scores, but not to the sinks.
+    /// Factor of the scores, not applied to sinks.
     pub scale: f64,
-    /// Holds the scores between minus and plus this.
+    /// Soft cap of the scores' magnitude.
     pub softcap: Option<f64>,
 }
 
 impl BandedAttention {
-    /// The same weights, without a cache, if the layer has keys and values of its own; the gate of what it gives isn't carried
-    /// over.
+    /// Converts attention with keys and values of its own to attention without a cache. An output gate isn't converted.
     pub fn of(attention: &Attention) -> Option<Self> {
         let attention = attention.clone();
         Some(BandedAttention {
@@ -65,16 +63,16 @@ impl BandedAttention {
     }
 }
 
-/// What the calls of layers share.
+/// Inputs that all layers of a kind share.
 #[derive(Clone, Copy, Debug)]
 pub struct BandInputs {
-    /// Rotation, unless the layer has none.
+    /// Rotation; `None` for layers without RoPE.
     pub rotation: Option<Rotation>,
-    /// `[1, 1, T, T]`, added to the scores.
+    /// Mask `[1, 1, T, T]`, added to the scores.
     pub mask: ValueId,
 }
 
-/// Attention on normalised hidden states; gives what is added to the residual stream.
+/// Applies attention to normed hidden states; returns the addend for the residual stream.
 pub fn banded_attention(
     g: &mut Graph<'_>,
     x: ValueId,
@@ -96,7 +94,7 @@ pub fn banded_attention(
         query = rotate(g, query, rotation, weights.rope_dim, width);
         key = rotate(g, key, rotation, weights.rope_dim, width);
     }
-    // the root on both sides, as the reference has it: neither product nor factors leave fp16's range
+    // the root on both sides, as in the reference: product and factors stay in fp16's range
     let root = Constant::fp16(weights.scale.sqrt() as f32);
     let query = g.ops.mul(query, root.clone());
     let key = g.ops.mul(key, root);

@@ -1,5 +1,5 @@
-//! Compressed convolutional attention (arXiv:2510.04476): attention whose queries and keys are mixed over neighbouring
-//! tokens, so that few and narrow ones do.
+//! Compressed convolutional attention (arXiv:2510.04476): attention with few narrow heads, whose queries and keys are
+//! mixed over neighbouring tokens.
 //!
 //! ```text
 //! q, k = W_q h, W_k h
@@ -9,7 +9,7 @@
 //! q, k = q / |q| * sqrt(head_dim),  k / |k| * sqrt(head_dim) * temperature      (then rotated, and as usual)
 //! ```
 //!
-//! Before the first token are zeros: in the projections for the convolutions, in the hidden states for the values.
+//! Zeros precede the first token: in the projections for the convolutions, in the hidden states for the values.
 
 use super::Graph;
 use super::attention::{Attention, AttentionInputs, attend, merge_heads, split_heads};
@@ -22,32 +22,32 @@ use anec_manifest::Role;
 use anec_mil::{Constant, ValueId};
 use anec_source::SourceWeight;
 
-/// What keeps a length of zero from being divided by. The reference holds lengths above its number format's epsilon; this
-/// is about the least that half precision can square and root, and next to any length that occurs it is nothing.
+/// Epsilon against division by a length of zero. The reference clamps lengths to its number format's epsilon; this is
+/// about the least that fp16 can square and take the root of, and negligible beside actual lengths.
 const LENGTH_EPS: f64 = 1e-4;
 
-/// Its weights.
+/// Weights of the block.
 #[derive(Clone, Debug)]
 pub struct Cca {
-    /// What it shares with plain attention. Its value projection gives the first half of the values; its scale is 1, for
-    /// the length of the queries and the usual scale of the scores cancel.
+    /// Parts shared with plain attention. The value projection produces the first half of the values. The scale is 1,
+    /// because the length of the queries and the usual scale of the scores cancel.
     pub attention: Attention,
-    /// The second half of the values, for the next token, without its bias.
+    /// Second half of the values, for the next token, without its bias.
     pub delayed_value: Linear,
-    /// The delay of one token, with the bias of what is delayed.
+    /// Delay of one token, with the bias of the delayed values.
     pub delay: CausalConv,
-    /// The first convolution, of each channel of queries and keys by itself.
+    /// First convolution, of each channel of queries and keys.
     pub channel_conv: CausalConv,
-    /// The second convolution, `[channels, head_dim, kernel]`: each head by itself.
+    /// Second convolution, of each head, `[channels, head_dim, kernel]`.
     pub head_conv: SourceWeight,
-    /// Its bias, `[channels]`.
+    /// Bias of the second convolution, `[channels]`.
     pub head_conv_bias: SourceWeight,
-    /// The length of each head's keys, `[num_key_value_heads]`: the temperature times the root of the head's width.
+    /// Length of each head's keys, `[num_key_value_heads]`: the temperature times the root of the head width.
     pub temperature: SourceWeight,
 }
 
 impl Cca {
-    /// Keys and values of `slots` tokens; the last inputs of both convolutions; the values for the next token.
+    /// States: keys and values of `slots` tokens, the last inputs of both convolutions, the values for the next token.
     pub fn states(&self, slots: u64) -> Vec<StateSpec> {
         let channels = self.channel_conv.state();
         let convolution = StateSpec { slots: channels.slots + self.head_conv.columns() - 1, ..channels };
@@ -58,7 +58,7 @@ impl Cca {
     }
 }
 
-/// Attention on normalised hidden states; gives what is added to the residual stream.
+/// Applies attention to normed hidden states; returns the addend for the residual stream.
 pub fn cca(
     g: &mut Graph<'_>,
     x: ValueId,
@@ -102,11 +102,11 @@ pub fn cca(
     linear(g, merged, &weights.attention.output)
 }
 
-/// Of each query and its key, and of those over the queries of a key, `[1, heads, T, head_dim]`.
+/// Mean of each query and its key, and its mean over the queries of a key, `[1, heads, T, head_dim]`.
 fn means(g: &mut Graph<'_>, query: ValueId, key: ValueId, weights: &Cca) -> (ValueId, ValueId) {
     let Attention { num_attention_heads, num_key_value_heads, head_dim, .. } = weights.attention;
     let (groups, head_dim_size) = (num_key_value_heads as i32, head_dim as i32);
-    // a key-value head and its query heads lie in one entry of the outermost axis
+    // a key-value head and its query heads are one entry of the outermost axis
     let query = g.ops.reshape(query, &[groups, (num_attention_heads / num_key_value_heads) as i32, head_dim_size, -1]);
     let key = g.ops.reshape(key, &[groups, 1, head_dim_size, -1]);
     let sum = g.ops.add(query, key);
@@ -115,7 +115,7 @@ fn means(g: &mut Graph<'_>, query: ValueId, key: ValueId, weights: &Cca) -> (Val
     (split_heads(g, query, num_attention_heads, head_dim), split_heads(g, key, num_key_value_heads, head_dim))
 }
 
-/// Both convolutions of queries and keys, channels of all heads.
+/// Applies both convolutions to the channels of all query and key heads.
 fn convolve(g: &mut Graph<'_>, x: ValueId, weights: &Cca, state: Slot) -> ValueId {
     let x = with_past(g, x, state);
     let x = depthwise(g, x, &weights.channel_conv);

@@ -1,11 +1,11 @@
-//! Gated DeltaNet (arXiv:2412.06464): a linear recurrence whose state is a matrix `S` `[key width, value width]` for each
-//! head. For a token with key k, value v, query q, step b and log-decay g:
+//! Gated DeltaNet (arXiv:2412.06464): a linear recurrence whose state is a matrix `S` `[key width, value width]` for
+//! each head. For a token with key k, value v, query q, step b and log-decay g:
 //!
 //! ```text
 //! S <- exp(g) S;  S <- S + k (b (v - S^T k))^T;  o = S^T q
 //! ```
 //!
-//! The tokens of a call are computed at once. With `d[i, j] = exp(g[j+1] + … + g[i])` for j <= i, else 0, and
+//! The tokens of a call are computed in parallel. With `d[i, j] = exp(g[j+1] + … + g[i])` for j <= i, else 0, and
 //! `e[i] = exp(g[0] + … + g[i])`:
 //!
 //! ```text
@@ -15,13 +15,13 @@
 //! S <- e[T-1] S + (k * d[T-1])^T U
 //! ```
 //!
-//! The inverse is built from blocks of 1, 2, 4 … tokens: of `[[A, 0], [B, C]]` it is `[[A', 0], [-C' B A', C']]`, which is
-//! `X - X (M * L) X` where X inverts the diagonal blocks and M picks B. That is as stable as substitution, and log2 T
-//! steps long. Sums of log-decays are formed over their own tokens, not as differences of running sums, whose digits
-//! fp16 doesn't have.
+//! The inverse is built from blocks of 1, 2, 4 … tokens: that of `[[A, 0], [B, C]]` is `[[A', 0], [-C' B A', C']]`,
+//! which is `X - X (M * L) X` where X inverts the diagonal blocks and M picks B. It is as stable as substitution and
+//! takes log2 T steps. Sums of log-decays are formed over their own tokens, not as differences of running sums, which
+//! would lose digits in fp16.
 //!
-//! Queries are not divided by the root of their width: the norm of the output undoes any factor, so its epsilon takes it
-//! over, and small outputs keep their digits.
+//! Queries are not divided by the root of their width: the norm of the output cancels any factor. The factor is applied
+//! to the norm's epsilon, so that small outputs keep their digits.
 
 use super::Graph;
 use super::activation::{silu, softplus};
@@ -34,13 +34,13 @@ use anec_manifest::{Layout, Role};
 use anec_mil::ValueId;
 use anec_source::SourceWeight;
 
-/// Added to the sum of squares of queries and keys before they are normed.
+/// Epsilon of the L2 norms of queries and keys.
 const L2_EPS: f64 = 1e-6;
 
-/// The weights and constants of one layer's DeltaNet. Value heads that share a key head lie `num_key_heads` apart.
+/// Weights and constants of a layer's DeltaNet. Value heads that share a key head are `num_key_heads` apart.
 #[derive(Clone, Debug)]
 pub struct DeltaNet {
-    /// Queries, keys and values, before the convolution.
+    /// Projection to queries, keys and values, before the convolution.
     pub query_key_value: Linear,
     /// Gate of the output.
     pub gate: Linear,
@@ -48,19 +48,19 @@ pub struct DeltaNet {
     pub step: Linear,
     /// Decays, before the softplus.
     pub decay: Linear,
-    /// The convolution over queries, keys and values.
+    /// Convolution of queries, keys and values.
     pub conv: CausalConv,
-    /// Added to the decays, `[num_value_heads]`.
+    /// Bias of the decays, `[num_value_heads]`.
     pub decay_bias: SourceWeight,
-    /// Multiplied to the softplus, negative, `[num_value_heads]`.
+    /// Negative factor of the softplus, `[num_value_heads]`.
     pub decay_rate: SourceWeight,
     /// Norm of each head's output.
     pub norm: Norm,
     /// Output projection.
     pub output: Linear,
-    /// Heads of queries and keys.
+    /// Number of query and key heads.
     pub num_key_heads: u64,
-    /// Heads of values; a multiple.
+    /// Number of value heads; a multiple of the key heads.
     pub num_value_heads: u64,
     /// Width of a query or key.
     pub key_head_dim: u64,
@@ -68,27 +68,26 @@ pub struct DeltaNet {
     pub value_head_dim: u64,
 }
 
-/// Which token of a call comes before which, as zeros and ones `[1, 1, T, T]`; for calls of one token there is nothing to
-/// say.
+/// Order of the tokens of a call, as zeros and ones `[1, 1, T, T]`; not needed in calls of one token.
 #[derive(Clone, Debug)]
 pub struct TokenOrder {
     /// j <= i
     lower: ValueId,
     /// j < i
     strict: ValueId,
-    /// j = i, if something is to be inverted.
+    /// j = i, for inversions.
     identity: Option<ValueId>,
-    /// For blocks of 1, 2, 4 … tokens: i in the second and j in the first of two neighbours.
+    /// For blocks of 1, 2, 4 … tokens: i in the second and j in the first of two neighbouring blocks.
     levels: Vec<ValueId>,
 }
 
 impl TokenOrder {
-    /// Planes that calls of up to `tokens` tokens need, beside the first.
+    /// Number of planes beside the first for calls of up to `tokens` tokens.
     pub fn levels(tokens: u64) -> u64 {
         u64::from(tokens.max(1).next_power_of_two().trailing_zeros())
     }
 
-    /// From the input `token_order` `[1, 1 + levels, T, T]`; `inverts` where a DeltaNet is among the layers.
+    /// Splits the input `token_order` `[1, 1 + levels, T, T]`; `inverts` is true if a layer is a DeltaNet.
     pub fn from_planes(g: &mut Graph<'_>, planes: ValueId, levels: u64, inverts: bool) -> TokenOrder {
         g.scope("token_order", |g| {
             let lower = g.ops.slice(planes, 1, 0..1);
@@ -102,7 +101,7 @@ impl TokenOrder {
 }
 
 impl DeltaNet {
-    /// The convolution's last inputs, and the matrices.
+    /// States: the convolution's last inputs, and the matrices.
     pub fn states(&self) -> Vec<StateSpec> {
         let matrices = StateSpec {
             kind: StateKind::Recurrent,
@@ -114,7 +113,7 @@ impl DeltaNet {
     }
 }
 
-/// The block on normalised hidden states; gives what is added to the residual stream. `order` is absent where a call has
+/// Applies the block to normed hidden states; returns the addend for the residual stream. `order` is `None` in calls of
 /// one token.
 pub fn delta_net(
     g: &mut Graph<'_>,
@@ -182,7 +181,7 @@ pub(super) fn per_head(g: &mut Graph<'_>, x: ValueId) -> ValueId {
     }
 }
 
-/// One token: the recurrence as it stands. Gives the output and the state after.
+/// Recurrence for one token. Returns the output and the new state.
 fn recur(
     g: &mut Graph<'_>,
     query: ValueId,
@@ -202,7 +201,7 @@ fn recur(
     (g.ops.matmul(query, after, false, false), after)
 }
 
-/// Several tokens at once.
+/// Recurrence for several tokens in parallel.
 #[allow(clippy::too_many_arguments, reason = "the symbols of the equations")]
 fn chunk(
     g: &mut Graph<'_>,
@@ -241,7 +240,7 @@ fn chunk(
     (out, g.ops.add(left, added))
 }
 
-/// Of log-decays `[1, heads, T, 1]`: d, the decay between two tokens, `[1, heads, T, T]`, and e, the decay since before the
+/// Decays from log-decays `[1, heads, T, 1]`: d between two tokens, `[1, heads, T, T]`, and e since the start of the
 /// call, `[1, heads, T, 1]`.
 pub(super) fn decays(g: &mut Graph<'_>, decay: ValueId, order: &TokenOrder) -> (ValueId, ValueId) {
     let row = g.ops.transpose(decay, &[0, 1, 3, 2]);

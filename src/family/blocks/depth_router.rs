@@ -1,5 +1,5 @@
-//! The router of ZAYA1 (arXiv:2511.17127): a small network on a state that every token carries through the depth of the
-//! model (exponential depth averaging), which gives one expert to a token, or none.
+//! Router of ZAYA1 (arXiv:2511.17127): a small network on a state that passes through the layers of the model
+//! (exponential depth averaging). It assigns a token one expert or none.
 //!
 //! ```text
 //! s = W_down x + a * s of the layer before
@@ -7,8 +7,8 @@
 //! e = argmax(p + b)
 //! ```
 //!
-//! The expert's output is multiplied by `p_e`; a token whose `e` is the skip gets nothing. Softmax subtracts the largest
-//! score, the norm scales its input, and the choice is one of indices: nothing here leaves half precision's range.
+//! The expert's output is multiplied by `p_e`; a token whose `e` is the skip gets nothing. Softmax subtracts the
+//! largest score, the norm scales its input, and the choice is by index: all values stay in fp16's range.
 
 use super::Graph;
 use super::activation::activate;
@@ -20,24 +20,24 @@ use anec_manifest::Role;
 use anec_mil::ValueId;
 use anec_source::SourceWeight;
 
-/// Its weights.
+/// Weights of the router.
 #[derive(Clone, Debug)]
 pub struct DepthRouter {
     /// `[router_hidden_size, hidden]`
     pub down: Linear,
-    /// Multiplied to the state of the layer before, `[router_hidden_size]`; the first layer has none.
+    /// Factor of the previous layer's state, `[router_hidden_size]`; the first layer has none.
     pub state_scale: Option<SourceWeight>,
-    /// Of the state.
+    /// Norm of the state.
     pub norm: Norm,
-    /// `[router_hidden_size, router_hidden_size]`, both.
+    /// Hidden projections, both `[router_hidden_size, router_hidden_size]`.
     pub hidden: [Linear; 2],
-    /// `[num_experts + 1, router_hidden_size]`: the last row is the skip.
+    /// Output projection `[num_experts + 1, router_hidden_size]`; the last row is the skip.
     pub output: Linear,
-    /// Added to the probabilities for choosing only, `[num_experts + 1]`.
+    /// Bias of the probabilities for the choice only, `[num_experts + 1]`.
     pub balancing_bias: SourceWeight,
 }
 
-/// A mixture of experts behind such a router.
+/// A mixture of experts with this router.
 #[derive(Clone, Debug)]
 pub struct DepthMoe {
     /// Router.
@@ -46,14 +46,15 @@ pub struct DepthMoe {
     pub experts: Experts,
 }
 
-/// The block on normalised hidden states, with the router's state after the layer before: gives what is added to the
-/// residual stream, and the state for the layer after, `[1, router_hidden_size, T, 1]` (or likewise).
+/// Applies the block to normed hidden states with the previous layer's router state. Returns the addend for the
+/// residual stream and the state for the next layer, `[1, router_hidden_size, T, 1]` (or `[1, router_hidden_size, 1,
+/// T]`).
 pub fn depth_moe(g: &mut Graph<'_>, x: ValueId, weights: &DepthMoe, before: Option<ValueId>) -> (ValueId, ValueId) {
     let (shares, state) = depth_shares(g, x, weights, before);
     (experts(g, x, shares, &weights.experts), state)
 }
 
-/// Each expert's weight for each token, `[1, num_experts, T, 1]` (or likewise), and the state.
+/// Weight of each expert for each token, `[1, num_experts, T, 1]` (or `[1, num_experts, 1, T]`), and the state.
 pub fn depth_shares(g: &mut Graph<'_>, x: ValueId, weights: &DepthMoe, before: Option<ValueId>) -> (ValueId, ValueId) {
     g.scope("router", |g| route(g, x, weights, before))
 }
@@ -76,7 +77,7 @@ fn route(g: &mut Graph<'_>, x: ValueId, weights: &DepthMoe, before: Option<Value
     let bias = g.weight("balancing_bias", Role::Router, &router.balancing_bias, &[1, count + 1, 1, 1]);
     let ranked = g.ops.add(all, bias);
     let mask = chosen(g, ranked, count, 1);
-    // without the skip: where it is chosen, no expert is
+    // without the skip: if it is chosen, no expert is
     let probabilities = g.ops.slice(all, 1, 0..count);
     (g.ops.mul(probabilities, mask), state)
 }

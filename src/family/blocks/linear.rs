@@ -1,5 +1,5 @@
-//! A projection: `W x + b` on the channels of hidden states, or `s ⊙ (W x) + b` where the weight's number format has a
-//! scale for each row.
+//! Projection: `W x + b` on the channels of hidden states, or `s ⊙ (W x) + b` if the weight's number format has a scale
+//! for each row.
 
 use super::Graph;
 use std::ops::Range;
@@ -9,12 +9,12 @@ use anec_manifest::{Layout, LinearForm, Role};
 use anec_mil::{Constant, ValueId};
 use anec_source::SourceWeight;
 
-/// A projection's weights: `weight` is `[out, in]`, `bias` `[out]`.
+/// Weights of a projection: `weight` is `[out, in]`, `bias` `[out]`.
 #[derive(Clone, Debug)]
 pub struct Linear {
     /// Name within the layer.
     pub name: &'static str,
-    /// What it does, for quantization.
+    /// Role, which determines the quantization.
     pub role: Role,
     /// `[out, in]`
     pub weight: SourceWeight,
@@ -28,17 +28,18 @@ impl Linear {
         self.weight.rows()
     }
 
-    /// Some of its output channels.
+    /// Slices the output channels.
     ///
     /// # Errors
-    /// When it hasn't as many.
+    /// Returns an error if there are fewer.
     pub fn slice(&self, rows: Range<u64>) -> Result<Linear> {
         let bias = self.bias.as_ref().map(|bias| bias.slice(rows.clone())).transpose()?;
         Ok(Linear { name: self.name, role: self.role, weight: self.weight.slice(rows)?, bias })
     }
 }
 
-/// Applies a projection to hidden states `[1, in, T, 1]` (or `[1, in, 1, T]`); gives `[1, out, T, 1]` (or likewise).
+/// Applies a projection to hidden states `[1, in, T, 1]` (or `[1, in, 1, T]`); returns `[1, out, T, 1]` (or
+/// `[1, out, 1, T]`).
 pub fn linear(g: &mut Graph<'_>, x: ValueId, linear: &Linear) -> ValueId {
     let (rows, columns) = (linear.weight.rows(), linear.weight.columns());
     let name = linear.name;
@@ -99,7 +100,7 @@ pub fn linear(g: &mut Graph<'_>, x: ValueId, linear: &Linear) -> ValueId {
     }
 }
 
-/// `scale ⊙ y`, plus a bias (its name, its values and its shape).
+/// `scale ⊙ y` plus a bias (name, values, shape).
 fn scaled(g: &mut Graph<'_>, y: ValueId, scale: ValueId, bias: Option<(&str, &SourceWeight, &[u64])>) -> ValueId {
     let y = g.ops.mul(y, scale);
     match bias {

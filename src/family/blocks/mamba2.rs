@@ -1,14 +1,15 @@
-//! Mamba-2 (arXiv:2405.21060): a linear recurrence whose state is a matrix `S` `[head width, state size]` for each head.
-//! Heads share their keys B and queries C in groups. For a token with input x, step t and rate a < 0:
+//! Mamba-2 (arXiv:2405.21060): a linear recurrence whose state is a matrix `S` `[head width, state size]` for each
+//! head. Heads share their keys B and queries C in groups. For a token with input x, step t and rate a < 0:
 //!
 //! ```text
 //! S <- exp(a t) S + t x B^T;  y = S C + D x
 //! ```
 //!
-//! where `[z; x; B; C; t] = W_in h`, x, B and C have gone through a causal convolution and SiLU, and t through a softplus.
-//! What goes on is `W_out norm(y * silu(z))`, with the norm over each group of heads.
+//! where `[z; x; B; C; t] = W_in h`, x, B and C pass through a causal convolution and SiLU, and t through a softplus.
+//! The output is `W_out norm(y * silu(z))`, with the norm over each group of heads.
 //!
-//! The tokens of a call are computed at once, as columns. With `d[i, j] = exp(a (t[j+1] + … + t[i]))` for j <= i, else 0, and
+//! The tokens of a call are computed in parallel, as columns. With `d[i, j] = exp(a (t[j+1] + … + t[i]))` for j <= i,
+//! else 0, and
 //! `e[i] = exp(a (t[0] + … + t[i]))`:
 //!
 //! ```text
@@ -27,43 +28,43 @@ use anec_manifest::{Layout, Role};
 use anec_mil::{Constant, ValueId};
 use anec_source::SourceWeight;
 
-/// The weights and constants of one layer's Mamba-2.
+/// Weights and constants of a layer's Mamba-2.
 #[derive(Clone, Debug)]
 pub struct Mamba2 {
-    /// Rows of z.
+    /// Projection to z.
     pub gate: Linear,
-    /// Rows of x, of B, of C, before the convolution.
+    /// Projection to x, B and C, before the convolution.
     pub inputs: Linear,
     /// Steps, before the softplus.
     pub step: Linear,
-    /// The convolution over x, B and C.
+    /// Convolution of x, B and C.
     pub conv: CausalConv,
-    /// Added to the steps, `[num_heads]`.
+    /// Bias of the steps, `[num_heads]`.
     pub step_bias: SourceWeight,
-    /// What steps are held within, behind the softplus.
+    /// Bounds of steps after the softplus.
     pub step_limit: Option<[f64; 2]>,
-    /// The rates, negative, `[num_heads]`.
+    /// Negative rates, `[num_heads]`.
     pub rate: SourceWeight,
-    /// D, `[num_heads]`.
+    /// Skip connection D, `[num_heads]`.
     pub skip: SourceWeight,
-    /// The norm, `[num_heads * head_dim]`, if there is one.
+    /// Norm `[num_heads * head_dim]`, if there is one.
     pub norm: Option<Norm>,
-    /// The norm comes before the gate.
+    /// Whether the norm comes before the gate.
     pub norm_before_gate: bool,
     /// Output projection.
     pub output: Linear,
-    /// Heads.
+    /// Number of heads.
     pub num_heads: u64,
     /// Width of a head.
     pub head_dim: u64,
-    /// Groups of heads that share B and C.
+    /// Number of groups of heads that share B and C.
     pub num_groups: u64,
     /// Width of B and of C.
     pub state_size: u64,
 }
 
 impl Mamba2 {
-    /// The convolution's last inputs, and the matrices.
+    /// States: the convolution's last inputs, and the matrices.
     pub fn states(&self) -> Vec<StateSpec> {
         let matrices = StateSpec {
             kind: StateKind::Recurrent,
@@ -78,18 +79,19 @@ impl Mamba2 {
         self.num_heads * self.head_dim
     }
 
-    /// `[1, heads, head width, …]` from the groups' `[1, groups, heads of a group * head width, …]`, for either last dimension.
+    /// `[1, heads, head width, …]` from groups `[1, groups, heads of a group * head width, …]`, for either last
+    /// dimension.
     fn by_head(&self, g: &mut Graph<'_>, x: ValueId, last: i32) -> ValueId {
         g.ops.reshape(x, &[1, self.num_heads as i32, self.head_dim as i32, last])
     }
 
-    /// The way back.
+    /// Inverse of [`by_head`](Self::by_head).
     fn by_group(&self, g: &mut Graph<'_>, x: ValueId, last: i32) -> ValueId {
         g.ops.reshape(x, &[1, self.num_groups as i32, (self.width() / self.num_groups) as i32, last])
     }
 }
 
-/// The block on normalised hidden states; gives what is added to the residual stream. `order` is absent where a call has
+/// Applies the block to normed hidden states; returns the addend for the residual stream. `order` is `None` in calls of
 /// one token.
 pub fn mamba2(
     g: &mut Graph<'_>,
@@ -157,7 +159,7 @@ pub fn mamba2(
     linear(g, out, &weights.output)
 }
 
-/// One token: the recurrence as it stands. Gives the output and the state after.
+/// Recurrence for one token. Returns the output and the new state.
 fn recur(
     g: &mut Graph<'_>,
     weights: &Mamba2,
@@ -171,7 +173,7 @@ fn recur(
     (read(g, weights, after, query), after)
 }
 
-/// Several tokens at once.
+/// Recurrence for several tokens in parallel.
 fn scan(
     g: &mut Graph<'_>,
     weights: &Mamba2,
@@ -211,7 +213,7 @@ fn add_products(g: &mut Graph<'_>, weights: &Mamba2, state: ValueId, input: Valu
     g.ops.add(state, added)
 }
 
-/// What groups have, `[1, groups, T, T]`, times what each of their heads has, `[1, heads, T, T]`.
+/// Product of values of groups, `[1, groups, T, T]`, and values of their heads, `[1, heads, T, T]`.
 fn for_heads(g: &mut Graph<'_>, weights: &Mamba2, of_groups: ValueId, of_heads: ValueId) -> ValueId {
     let group = weights.num_heads / weights.num_groups;
     if weights.num_groups == 1 || group == 1 {
@@ -235,7 +237,7 @@ fn channels(g: &mut Graph<'_>, x: ValueId, width: u64) -> ValueId {
     }
 }
 
-/// A norm over each group of channels.
+/// Norm over each group of channels.
 fn group_norm(g: &mut Graph<'_>, x: ValueId, norm: &Norm, groups: u64) -> ValueId {
     if groups == 1 {
         return rms_norm(g, x, norm, 1);

@@ -6,7 +6,7 @@ use super::linear::{Linear, linear};
 use crate::row::Activation;
 use anec_mil::ValueId;
 
-/// Its weights.
+/// Weights of a gated network.
 #[derive(Clone, Debug)]
 pub struct Mlp {
     /// Gate projection.
@@ -19,7 +19,7 @@ pub struct Mlp {
     pub activation: Activation,
 }
 
-/// The network on normalised hidden states; gives what is added to the residual stream.
+/// Applies a gated network to normed hidden states; returns the addend for the residual stream.
 pub fn mlp(g: &mut Graph<'_>, x: ValueId, weights: &Mlp) -> ValueId {
     let gate = linear(g, x, &weights.gate);
     let gate = activate(g, gate, weights.activation);
@@ -28,18 +28,18 @@ pub fn mlp(g: &mut Graph<'_>, x: ValueId, weights: &Mlp) -> ValueId {
     linear(g, gated, &weights.down)
 }
 
-/// The weights of a plain one.
+/// Weights of a plain network.
 #[derive(Clone, Debug)]
 pub struct PlainMlp {
     /// Up projection.
     pub up: Linear,
     /// Down projection.
     pub down: Linear,
-    /// Activation between them.
+    /// Activation between the projections.
     pub activation: Activation,
 }
 
-/// A plain network on normalised hidden states; gives what is added to the residual stream.
+/// Applies a plain network to normed hidden states; returns the addend for the residual stream.
 pub fn plain_mlp(g: &mut Graph<'_>, x: ValueId, weights: &PlainMlp) -> ValueId {
     let up = linear(g, x, &weights.up);
     let up = activate(g, up, weights.activation);

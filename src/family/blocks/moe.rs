@@ -1,11 +1,11 @@
-//! Mixture of experts (arXiv:1701.06538): a router gives each token a few of many gated networks, and their outputs are
-//! summed by the router's weights.
+//! Mixture of experts (arXiv:1701.06538): a router assigns each token a few of many gated networks, and their outputs
+//! are summed with the router's weights.
 //!
 //! The packed form computes every expert in three wide projections and multiplies each expert's part by its weight,
-//! which is 0 for those that weren't chosen: exact, without any routing on the host, at the price of reading all experts.
-//! Or some of the experts are a function of their own, which the host calls where one of them was chosen.
+//! which is 0 for experts that weren't chosen. It is exact and needs no routing on the host, but reads all experts. In
+//! the other form, groups of experts are functions of their own, which the host calls if one of them was chosen.
 //!
-//! Beside them may be one that every token is given (arXiv:2401.06066), `sigmoid(w x) mlp(x)`, or without the sigmoid.
+//! A shared expert may be applied to every token (arXiv:2401.06066): `sigmoid(w x) mlp(x)`, or `mlp(x)`.
 
 use std::ops::Range;
 
@@ -22,60 +22,60 @@ use anec_source::SourceWeight;
 /// Added to the sum that weights are divided by.
 const SUM_EPS: f32 = 1e-6;
 
-/// What a score is lowered by so that its exponential vanishes.
-const FAR: f32 = 1e4;
+/// Offset that makes the exponential of a score vanish.
+const UNCHOSEN_OFFSET: f32 = 1e4;
 
-/// Its weights.
+/// Weights of the block.
 #[derive(Clone, Debug)]
 pub struct Moe {
-    /// Router, `[num_experts, hidden]`.
+    /// Router `[num_experts, hidden]`.
     pub router: Linear,
-    /// What becomes of its outputs.
+    /// Function of the router's outputs.
     pub scores: RouterScores,
-    /// Added to the scores for choosing only, `[num_experts]`.
+    /// Bias of the scores for the choice only, `[num_experts]`.
     pub selection_bias: Option<SourceWeight>,
     /// Experts.
     pub experts: Experts,
-    /// Experts that a token is given.
+    /// Number of experts chosen for a token.
     pub num_experts_per_tok: u64,
-    /// The weights of the chosen ones are divided by their sum.
+    /// Whether the weights of the chosen experts are divided by their sum.
     pub norm_topk_prob: bool,
-    /// Multiplied to the weights.
+    /// Factor of the weights.
     pub routed_scaling_factor: f64,
-    /// The same for each expert, `[num_experts]`.
+    /// Factor of each expert's weight, `[num_experts]`.
     pub expert_scale: Option<SourceWeight>,
-    /// The expert that every token is given.
+    /// Shared expert.
     pub shared: Option<SharedExpert>,
 }
 
-/// An expert that every token is given.
+/// Shared expert, which every token uses.
 #[derive(Clone, Debug)]
 pub struct SharedExpert {
-    /// Its network.
+    /// Network.
     pub mlp: Mlp,
-    /// Its weight for a token, before the sigmoid, `[1, hidden]`; 1 if absent.
+    /// Weight for a token before the sigmoid, `[1, hidden]`; the weight is 1 if absent.
     pub gate: Option<Linear>,
 }
 
-/// The experts of a layer.
+/// Experts of a layer.
 #[derive(Clone, Debug)]
 pub struct Experts {
-    /// Gates of all experts, one after another, `[num_experts * width, hidden]`.
+    /// Concatenated gates of all experts, `[num_experts * width, hidden]`.
     pub gate: Linear,
-    /// Ups of all experts, likewise.
+    /// Concatenated ups of all experts, `[num_experts * width, hidden]`.
     pub up: Linear,
-    /// Downs of all experts, side by side, `[hidden, num_experts * width]`.
+    /// Downs of all experts side by side, `[hidden, num_experts * width]`.
     pub down: Linear,
-    /// Biases of the downs, side by side, `[hidden, num_experts]`: each counts by its expert's weight.
+    /// Biases of the downs side by side, `[hidden, num_experts]`, each multiplied by its expert's weight.
     pub down_bias: Option<Linear>,
-    /// How gates act on ups.
+    /// Gating function.
     pub gating: Gating,
-    /// Experts.
+    /// Number of experts.
     pub num_experts: u64,
 }
 
 impl Experts {
-    /// Gate, up, down and activation, where what the gate lets through is proportional to the up.
+    /// Gate, up, down and activation, if the gated value is proportional to the up.
     pub fn up_and_down(&mut self) -> Option<(&Linear, &mut Linear, &mut Linear, Activation)> {
         match self.gating {
             Gating::Activation(activation) => Some((&self.gate, &mut self.up, &mut self.down, activation)),
@@ -83,10 +83,10 @@ impl Experts {
         }
     }
 
-    /// Some of them.
+    /// Slices the experts.
     ///
     /// # Errors
-    /// When there are fewer.
+    /// Returns an error if there are fewer.
     pub fn part(&self, experts: Range<u64>) -> Result<Experts> {
         let width = self.gate.rows() / self.num_experts;
         let inner = experts.start * width..experts.end * width;
@@ -108,21 +108,21 @@ impl Experts {
     }
 }
 
-/// How gates act on ups.
+/// Function of gates and ups.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Gating {
     /// `act(gate) * up`
     Activation(Activation),
-    /// `gate * sigmoid(alpha * gate) * (up + 1)`, with the gate held below `limit` and the up within it on both sides.
+    /// `gate * sigmoid(alpha * gate) * (up + 1)` with `gate <= limit` and `-limit <= up <= limit`.
     ClampedSwiGlu {
         /// Gain of the sigmoid.
         alpha: f64,
-        /// Largest magnitude.
+        /// Limit of gates and ups.
         limit: f64,
     },
 }
 
-/// The inside of all experts: gates on ups, `[1, num_experts * width, T, 1]`.
+/// Gated values of all experts, `[1, num_experts * width, T, 1]`.
 fn gated(g: &mut Graph<'_>, x: ValueId, weights: &Experts) -> ValueId {
     let gate = linear(g, x, &weights.gate);
     match weights.gating {
@@ -146,7 +146,7 @@ fn gated(g: &mut Graph<'_>, x: ValueId, weights: &Experts) -> ValueId {
     }
 }
 
-/// The block on normalised hidden states; gives what is added to the residual stream.
+/// Applies the block to normed hidden states; returns the addend for the residual stream.
 pub fn moe(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
     let shares = shares(g, x, weights);
     let out = experts(g, x, shares, &weights.experts);
@@ -159,7 +159,7 @@ pub fn moe(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
     }
 }
 
-/// What the expert that every token is given adds.
+/// Output of the shared expert.
 pub fn shared_expert(g: &mut Graph<'_>, x: ValueId, weights: &SharedExpert) -> ValueId {
     g.scope("shared", |g| {
         let out = mlp(g, x, &weights.mlp);
@@ -170,12 +170,12 @@ pub fn shared_expert(g: &mut Graph<'_>, x: ValueId, weights: &SharedExpert) -> V
     })
 }
 
-/// Each expert's weight for each token, 0 for those not chosen: `[1, num_experts, T, 1]` (or `[1, num_experts, 1, T]`).
+/// Weight of each expert for each token, 0 if not chosen: `[1, num_experts, T, 1]` (or `[1, num_experts, 1, T]`).
 pub fn shares(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
     g.scope("router", |g| route(g, x, weights))
 }
 
-/// The outputs of experts on `x`, summed by their weights for each token, `[1, num_experts, T, 1]` (or likewise).
+/// Sum of the experts' outputs for `x`, with weights `[1, num_experts, T, 1]` (or `[1, num_experts, 1, T]`).
 pub fn experts(g: &mut Graph<'_>, x: ValueId, shares: ValueId, weights: &Experts) -> ValueId {
     let inner = gated(g, x, weights);
     // channels are experts by width, and both layouts have tokens innermost
@@ -220,15 +220,15 @@ fn chosen_shares(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
     };
     let mask = chosen(g, ranked, experts, weights.num_experts_per_tok);
     if weights.scores == RouterScores::ChosenSoftmax {
-        // the others are put where nothing is left of them; the largest score is among the chosen, so that the
-        // exponentials stay within 0 and 1 however large the scores are
+        // the offset makes the others vanish; the largest score is among the chosen, so that the exponentials stay
+        // within 0 and 1 for scores of any size
         let others = g.ops.sub(mask, Constant::fp16(1.0));
-        let closed = g.ops.mul(others, Constant::fp16(FAR));
+        let closed = g.ops.mul(others, Constant::fp16(UNCHOSEN_OFFSET));
         let scores = g.ops.add(scores, closed);
         return g.ops.softmax(scores, 1);
     }
     if weights.scores == RouterScores::Softmax {
-        // behind the choice: the exponentials of two scores can be equal where the scores aren't
+        // after the choice: different scores can have equal exponentials
         scores = g.ops.softmax(scores, 1);
     }
     let mut shares = g.ops.mul(scores, mask);
@@ -243,10 +243,10 @@ fn chosen_shares(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
     shares
 }
 
-/// 1 for those of the first `experts` channels that are among the `count` largest of each token, else 0.
+/// 1 for the `count` largest of the first `experts` channels of each token, else 0.
 pub(super) fn chosen(g: &mut Graph<'_>, ranked: ValueId, experts: u64, count: u64) -> ValueId {
     let chosen = g.ops.top_indices(ranked, count, 1);
-    // by index, not by value: equal scores must not let more experts in
+    // by index, not by value: equal scores must not add experts
     let ids: Vec<i32> = (0..experts as i32).collect();
     let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
     let ids = Constant::literal(TensorType::new(DataType::Int32, [1, experts, 1, 1]), bytes);

@@ -1,9 +1,9 @@
 //! Root-mean-square norm (arXiv:1910.07467): `x / sqrt(mean(x^2) + eps) * w`.
 //!
-//! In fp16 the equation as written overflows at |x| > 256 and its epsilon may vanish. The accurate form first divides
-//! by the largest magnitude `m` of the row, which changes nothing: with `s = x / m`,
-//! `x / sqrt(mean(x^2) + eps) = s / sqrt(mean(s^2) + (sqrt(eps) / m)^2)`. The squares lie in 0..1 and epsilon keeps
-//! its full weight. `m` is held above 2^-14 (the smallest normal fp16), so a row of zeros gives zeros.
+//! In fp16, the equation as written overflows for |x| > 256, and epsilon may vanish. The accurate form first divides by
+//! the largest magnitude `m` of the row, which doesn't change the result: with `s = x / m`,
+//! `x / sqrt(mean(x^2) + eps) = s / sqrt(mean(s^2) + (sqrt(eps) / m)^2)`. The squares are within 0..1 and epsilon keeps
+//! its full weight. `m` is at least 2^-14 (the smallest normal fp16), so a row of zeros results in zeros.
 
 use super::Graph;
 use crate::error::FamilyError;
@@ -14,53 +14,52 @@ use half::f16;
 
 /// Smallest normal fp16.
 const SMALLEST_NORMAL: f32 = 6.103_515_6e-5;
-/// Smallest positive fp16: what `rsqrt` is given as its epsilon, for it must have one; the sums it is added to are
-/// at least 1/channels.
+/// Smallest positive fp16: epsilon of `rsqrt`, which requires one; it is added to sums of at least 1/channels.
 const SMALLEST: f32 = 5.960_464_5e-8;
-/// The constant scale of the `prescale` form: a power of two, so that scaling is exact.
+/// Scale of the `prescale` form: a power of two, so that scaling is exact.
 const PRESCALE: f32 = 1.0 / 16.0;
 
-/// A norm's gain and epsilon. A layer norm (arXiv:1607.06450) is that of what is left when the mean is taken away,
+/// Gain and epsilon of a norm. A layer norm (arXiv:1607.06450) first subtracts the mean,
 /// `(x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * w + b`.
 #[derive(Clone, Debug)]
 pub struct Norm {
     /// Name within the layer.
     pub name: &'static str,
-    /// `[width]`, or that many for each of several heads; none where there is no gain.
+    /// Weight `[width]`, or one row for each of several heads; `None` without a gain.
     pub weight: Option<SourceWeight>,
-    /// What is added to the weight to make the gain: 1 for a zero-centred weight, else 0; times the factor of the
-    /// residual stream where the norm writes to it.
+    /// Difference of gain and weight: 1 for a zero-centred weight, else 0; times the scale of the residual stream if
+    /// the norm writes to it.
     pub offset: f32,
-    /// Added to the mean square.
+    /// Epsilon, added to the mean square.
     pub eps: f64,
-    /// The mean is taken away first.
+    /// Whether the mean is subtracted first.
     pub centred: bool,
-    /// `[width]`, added in the end.
+    /// Bias `[width]`.
     pub bias: Option<SourceWeight>,
 }
 
 impl Norm {
-    /// A root-mean-square norm.
+    /// Creates a root-mean-square norm.
     pub fn root_mean_square(name: &'static str, weight: SourceWeight, offset: f32, eps: f64) -> Self {
         Norm { name, weight: Some(weight), offset, eps, centred: false, bias: None }
     }
 
-    /// A root-mean-square norm that leaves every channel as it is.
+    /// Creates a root-mean-square norm without a gain.
     pub fn without_gain(name: &'static str, eps: f64) -> Self {
         Norm { name, weight: None, offset: 0.0, eps, centred: false, bias: None }
     }
 
-    /// A layer norm.
+    /// Creates a layer norm.
     pub fn layer(name: &'static str, weight: SourceWeight, bias: Option<SourceWeight>, eps: f64) -> Self {
         Norm { name, weight: Some(weight), offset: 0.0, eps, centred: true, bias }
     }
 
-    /// Its gain, if it has one.
+    /// Gain, if the norm has one.
     pub fn gain(&self) -> Option<SourceWeight> {
         Some(self.weight.as_ref()?.add(self.offset))
     }
 
-    /// Multiplies what it gives.
+    /// Multiplies the norm's output.
     pub fn scale_result(&mut self, factor: f32) {
         self.weight = self.weight.as_ref().map(|weight| weight.scale(factor));
         self.bias = self.bias.as_ref().map(|bias| bias.scale(factor));
@@ -68,12 +67,12 @@ impl Norm {
     }
 }
 
-/// Normalises rank-4 `x` over `axis`, whose size is that of the gain, with the mean taken away first if the norm says so.
+/// Applies a norm to rank-4 `x` over `axis`, whose size is that of the gain.
 ///
-/// The gain of a zero-centred weight is `1 + w`, and it isn't formed: fp16 holds `1 + w` to 2^-11, but `w`, which is
-/// small, to 2^-11 of itself (a published bf16 weight exactly), so `x w + x` loses nothing but what its ops round.
+/// The gain of a zero-centred weight is `1 + w`, which isn't computed: fp16 would round it to 2^-11, whereas the small
+/// `w` is rounded to 2^-11 of itself (and a published bf16 weight is exact). `x w + x` loses nothing else.
 pub fn rms_norm(g: &mut Graph<'_>, x: ValueId, norm: &Norm, axis: usize) -> ValueId {
-    // a norm's channels are a fixed number
+    // the number of a norm's channels is fixed
     let width = g.ops.ty(x).shape[axis].fixed().unwrap_or(1);
     let mut shape = [1u64; 4];
     shape[axis] = width;
@@ -106,8 +105,8 @@ pub fn l2_normalize(g: &mut Graph<'_>, x: ValueId, axis: usize, eps: f64) -> Val
     scaled_first(g, x, axis, eps, |g, square, axes| g.ops.reduce_sum(square, axes, true))
 }
 
-/// `x / sqrt(total(x^2) + eps)` over `axis`, for a `total` that is linear. Both are divided by the largest magnitude
-/// first, so that no square leaves fp16's range.
+/// `x / sqrt(total(x^2) + eps)` over `axis` for a linear `total`. Both are divided by the largest magnitude first, so
+/// that squares stay in fp16's range.
 fn scaled_first(
     g: &mut Graph<'_>,
     x: ValueId,
@@ -134,7 +133,7 @@ fn scaled_first(
 fn centred(g: &mut Graph<'_>, x: ValueId, axis: usize, eps: f64) -> ValueId {
     let axes = [axis as i32];
     if g.form.norm == NormForm::LayerNormConcat {
-        // the op itself: there is no second half to cancel the mean
+        // the op itself: the mean can't cancel
         let eps = hold(g, eps, eps).max(SMALLEST);
         return g.ops.layer_norm(x, &axes, eps);
     }
@@ -170,13 +169,13 @@ fn normalize(g: &mut Graph<'_>, x: ValueId, axis: usize, width: u64, eps: f64) -
     }
 }
 
-/// `x / sqrt(mean(x^2) + eps)` for an epsilon that fp16 doesn't hold while it holds the root of it. With the root mean
-/// square `r` and `e = sqrt(eps)`, of which `l` is the larger and `s` the smaller, `r^2 + e^2 = l^2 (1 + (s / l)^2)`.
+/// `x / sqrt(mean(x^2) + eps)` for an epsilon whose root, but not itself, fits fp16. With the root mean square `r`,
+/// `e = sqrt(eps)`, and `l` the larger and `s` the smaller of both, `r^2 + e^2 = l^2 (1 + (s / l)^2)`.
 fn divided_by_root(g: &mut Graph<'_>, x: ValueId, axes: &[i32], eps: f64) -> ValueId {
     let square = g.ops.mul(x, x);
     let mean = g.ops.reduce_mean(square, axes, true);
     let root = g.ops.sqrt(mean);
-    // without an epsilon, what keeps a row of zeros from being divided by zero
+    // without an epsilon, avoids division by zero in a row of zeros
     let root_eps = Constant::fp16(hold(g, eps.sqrt(), eps).max(SMALLEST));
     let larger = g.ops.maximum(root, root_eps.clone());
     let smaller = g.ops.minimum(root, root_eps);
@@ -188,7 +187,7 @@ fn divided_by_root(g: &mut Graph<'_>, x: ValueId, axes: &[i32], eps: f64) -> Val
     g.ops.mul(scaled, inverse)
 }
 
-/// A constant that stands for the epsilon, if fp16 holds it; else the function is refused.
+/// Epsilon as a constant if fp16 holds it; otherwise the function is refused.
 fn hold(g: &mut Graph<'_>, value: f64, eps: f64) -> f32 {
     if !is_held(value) {
         g.refuse(FamilyError::Epsilon { form: g.form.norm.to_string(), eps });
@@ -196,7 +195,8 @@ fn hold(g: &mut Graph<'_>, value: f64, eps: f64) -> f32 {
     value as f32
 }
 
-/// Whether fp16 holds a number to 1/32 and has a few smaller ones. Zero is held: a model without epsilon has none.
+/// Returns whether fp16 holds a number to 1/32 with a few smaller ones. Zero counts as held: some models have no
+/// epsilon.
 fn is_held(value: f64) -> bool {
     let rounded = f16::from_f64(value).to_f64();
     value == 0.0 || rounded >= 4.0 * f64::from(SMALLEST) && (rounded - value).abs() <= value / 32.0

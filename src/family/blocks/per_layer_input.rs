@@ -1,5 +1,5 @@
-//! What a layer knows of the tokens themselves (Gemma 3n's per-layer embeddings): `W_out (act(W_gate x) * e)`, with a narrow
-//! vector `e` of each token for each layer, which the host looks up.
+//! Per-layer embeddings (Gemma 3n): `W_out (act(W_gate x) * e)` with a narrow vector `e` for each token and layer,
+//! which the host looks up.
 
 use super::Graph;
 use super::activation::activate;
@@ -7,18 +7,18 @@ use super::linear::{Linear, linear};
 use crate::row::Activation;
 use anec_mil::ValueId;
 
-/// Its weights.
+/// Weights of the block.
 #[derive(Clone, Debug)]
 pub struct PerLayerInput {
-    /// Gate, `[width, hidden]`.
+    /// Gate `[width, hidden]`.
     pub gate: Linear,
-    /// The way back, `[hidden, width]`.
+    /// Output projection `[hidden, width]`.
     pub projection: Linear,
     /// Activation of the gate.
     pub activation: Activation,
 }
 
-/// The block on hidden states, which nothing has normed, and the tokens' vectors `[1, width, T, 1]` (or `[1, width, 1, T]`).
+/// Applies the block to hidden states that aren't normed and embeddings `[1, width, T, 1]` (or `[1, width, 1, T]`).
 pub fn per_layer_input(g: &mut Graph<'_>, x: ValueId, vectors: ValueId, weights: &PerLayerInput) -> ValueId {
     let gate = linear(g, x, &weights.gate);
     let gate = activate(g, gate, weights.activation);

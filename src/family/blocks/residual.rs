@@ -1,5 +1,4 @@
-//! Residual scaling: what a block adds and what it is added to each have a learned bias and scale for every channel,
-//! `(f + b_f) s_f + (x + b_x) s_x`.
+//! Residual scaling: learned biases and scales of every channel for both addends, `(f + b_f) s_f + (x + b_x) s_x`.
 
 use super::Graph;
 use anec_base::Result;
@@ -7,27 +6,27 @@ use anec_manifest::Role;
 use anec_mil::ValueId;
 use anec_source::SourceWeight;
 
-/// Its weights.
+/// Weights of a scaled sum.
 #[derive(Clone, Debug)]
 pub struct ResidualScaling {
     /// Name within the layer.
     pub name: &'static str,
-    /// Of what the block gives.
+    /// Bias and scale of the block's output.
     pub block: BiasAndScale,
-    /// Of the residual stream.
+    /// Bias and scale of the residual stream.
     pub residual: BiasAndScale,
 }
 
 /// A bias and a scale for every channel.
 #[derive(Clone, Debug)]
 pub struct BiasAndScale {
-    /// Added first, `[hidden]`.
+    /// Bias, added first, `[hidden]`.
     pub bias: SourceWeight,
-    /// Multiplied then, `[hidden]`.
+    /// Scale, `[hidden]`.
     pub scale: SourceWeight,
 }
 
-/// The residual stream `x` with what a block gave.
+/// Sum of the residual stream `x` and a block's output.
 pub fn scaled_sum(g: &mut Graph<'_>, x: ValueId, block: ValueId, weights: &ResidualScaling) -> ValueId {
     g.scope(weights.name, |g| {
         let block = g.scope("block", |g| apply(g, block, &weights.block));
@@ -36,10 +35,10 @@ pub fn scaled_sum(g: &mut Graph<'_>, x: ValueId, block: ValueId, weights: &Resid
     })
 }
 
-/// The sum of `x` and a block that gave nothing yet: what [`scaled_addend`]s are added to.
+/// Sum of `x` and a block without output, to which [`scaled_addend`]s are added.
 ///
 /// # Errors
-/// When the bias and the scale differ in length.
+/// Returns an error if bias and scale differ in length.
 pub fn scaled_base(g: &mut Graph<'_>, x: ValueId, weights: &ResidualScaling) -> Result<ValueId> {
     let bias = weights.block.bias.multiply_rows(&weights.block.scale)?;
     Ok(g.scope(weights.name, |g| {
@@ -49,7 +48,7 @@ pub fn scaled_base(g: &mut Graph<'_>, x: ValueId, weights: &ResidualScaling) -> 
     }))
 }
 
-/// What a part of a block adds to that.
+/// Addend of a part of a block's output to [`scaled_base`].
 pub fn scaled_addend(g: &mut Graph<'_>, part: ValueId, weights: &ResidualScaling) -> ValueId {
     let scale = &weights.block.scale;
     g.scope(weights.name, |g| {

@@ -1,12 +1,12 @@
-//! Rotary position embedding (arXiv:2104.09864), half-split: dimension `i` of a head is rotated with dimension
-//! `i + rope_dim/2`; dimensions from `rope_dim` on pass through. Either the halves are cut out, or, with the partner of each
-//! dimension brought to its place by a product, `x cos + (x P) sin`: the same numbers, for every product has one addend.
+//! Rotary position embedding (arXiv:2104.09864), half-split: dimension `i` of a head is rotated with dimension `i +
+//! rope_dim/2`; dimensions from `rope_dim` on pass through. One form slices the halves. The other permutes dimensions
+//! by a product, `x cos + (x P) sin`, with the same result, because every product has one addend.
 
 use super::Graph;
 use anec_manifest::RopeForm;
 use anec_mil::{Constant, ValueId};
 
-/// Cosines and sines of the tokens of the call, both `[1, 1, T, rope_dim / 2]`.
+/// Cosines and sines of the call's tokens, both `[1, 1, T, rope_dim / 2]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rotation {
     /// Cosines.
@@ -48,7 +48,7 @@ fn by_product(g: &mut Graph<'_>, x: ValueId, rotation: Rotation, rope_dim: u64, 
             wide
         }
     };
-    // what passes through has no partner
+    // dimensions that pass through have no partner
     let partners = matrix(head_dim, head_dim, |from, to| match to {
         to if to < half && from == to + half => -1.0,
         to if (half..rope_dim).contains(&to) && from + half == to => 1.0,
@@ -74,7 +74,7 @@ fn widened(g: &mut Graph<'_>, rotation: Rotation, half: u64, head_dim: u64) -> R
     Rotation { cos, sin }
 }
 
-/// A matrix `[1, 1, rows, columns]`.
+/// A constant matrix `[1, 1, rows, columns]`.
 fn matrix(rows: u64, columns: u64, entry: impl Fn(u64, u64) -> f32) -> Constant {
     let values = (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
     let values: Vec<f32> = values.map(|(row, column)| entry(row, column)).collect();

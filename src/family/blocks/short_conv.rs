@@ -6,25 +6,25 @@ use super::linear::{Linear, linear};
 use super::state::{Slot, StateSpec};
 use anec_mil::ValueId;
 
-/// Its weights.
+/// Weights of the block.
 #[derive(Clone, Debug)]
 pub struct ShortConv {
-    /// `[3 * width, width]`: rows of B, of C, of x.
+    /// Input projection `[3 * width, width]`: rows of B, C and x.
     pub input: Linear,
-    /// The convolution.
+    /// Convolution.
     pub conv: CausalConv,
-    /// `[width, width]`
+    /// Output projection `[width, width]`.
     pub output: Linear,
 }
 
 impl ShortConv {
-    /// The convolution's last inputs.
+    /// States: the convolution's last inputs.
     pub fn states(&self) -> Vec<StateSpec> {
         vec![self.conv.state()]
     }
 }
 
-/// The block on normalised hidden states; gives what is added to the residual stream.
+/// Applies the block to normed hidden states; returns the addend for the residual stream.
 pub fn short_conv(g: &mut Graph<'_>, x: ValueId, weights: &ShortConv, state: Slot) -> ValueId {
     let width = weights.input.rows() / 3;
     let all = linear(g, x, &weights.input);

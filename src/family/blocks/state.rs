@@ -1,10 +1,11 @@
-//! States: what a function carries from call to call.
+//! States: values that a function carries from call to call.
 //!
-//! Every mixer of tokens says what it carries ([`StateSpec`]); the manifest says how that is divided into states of the
+//! Every token mixer describes its states ([`StateSpec`]). The manifest determines their division into states of the
 //! package: one for each ([`StateForm::PerLayer`]), or one for all of the same shape ([`StateForm::Unified`]), stacked
-//! along axis 1 and read and written once. All have the shape `[1, rows, slots, width]`, with channels last. What a recurrence carries may be inputs
-//! and outputs instead ([`RecurrentForm::InputOutput`]), divided likewise. With [`StateForm::Host`] keys and values are
-//! inputs, too, and the rows that a call adds are outputs. A mixer doesn't see the difference.
+//! along axis 1 and read and written once. All have the shape `[1, rows, slots, width]`, with channels last. Recurrent
+//! states may be inputs and outputs instead ([`RecurrentForm::InputOutput`]), divided in the same way. With
+//! [`StateForm::Host`] keys and values are inputs, too, and the rows of a call are outputs. Mixers are independent of
+//! these forms.
 
 use super::cache::Write;
 use super::{Graph, extents};
@@ -12,29 +13,29 @@ use anec_bundle::{Port, PortDim, PortRole, StatePort, StateRole, state_id};
 use anec_manifest::{RecurrentForm, StateForm};
 use anec_mil::{DataType, TensorType, ValueId};
 
-/// What is carried.
+/// Kind of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateKind {
     /// Keys of attention.
     Key,
     /// Values of attention.
     Value,
-    /// The last inputs of a causal convolution.
+    /// Last inputs of a causal convolution.
     Convolution,
-    /// What the next token takes from the last.
+    /// Delayed values for the next token.
     Delay,
-    /// The matrices of a linear recurrence.
+    /// Matrices of a linear recurrence.
     Recurrent,
 }
 
-/// One thing that a layer carries: `[1, rows, slots, width]`.
+/// A state of a layer: `[1, rows, slots, width]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateSpec {
-    /// What it is.
+    /// Kind.
     pub kind: StateKind,
-    /// Heads; 1 where there are none.
+    /// Heads, or 1.
     pub rows: u64,
-    /// Places for tokens, or the first dimension of a matrix.
+    /// Token slots, or the first dimension of a matrix.
     pub slots: u64,
     /// Channels.
     pub width: u64,
@@ -46,7 +47,7 @@ impl StateSpec {
         2 * self.rows * self.slots * self.width
     }
 
-    /// What a state that holds several layers' is called, and which of them can be in one.
+    /// Name of a state that holds several layers'; states of one name can be stacked.
     fn group(&self) -> &'static str {
         match self.kind {
             StateKind::Key | StateKind::Value => "kv_cache",
@@ -60,7 +61,7 @@ impl StateSpec {
         matches!(self.kind, StateKind::Key | StateKind::Value)
     }
 
-    /// Whether both can be in one state.
+    /// Returns whether both can be stacked in one state.
     fn stacks_with(&self, other: &StateSpec) -> bool {
         (self.group(), self.slots, self.width) == (other.group(), other.slots, other.width)
     }
@@ -89,7 +90,7 @@ impl StateSpec {
     }
 }
 
-/// Where a layer finds one thing that it carries.
+/// Location of a layer's state.
 #[derive(Clone, Copy, Debug)]
 pub struct Slot {
     place: Place,
@@ -100,48 +101,48 @@ pub struct Slot {
 enum Place {
     /// A state of its own.
     State(ValueId),
-    /// Rows of what is read before the layers and goes out after them: an input and an output of the function, or a state
-    /// that has other rows, too. What it holds until then is at this index of [`Graph::kept`].
-    Kept(usize),
+    /// Rows of a value that is read before the layers and written after them: an input and an output of the function,
+    /// or a stacked state. Its current value is at this index of [`Graph::state_values`].
+    Rows(usize),
 }
 
 impl Slot {
-    /// What it is.
+    /// Description of the state.
     pub fn spec(&self) -> StateSpec {
         self.spec
     }
 
-    /// Whether what is written goes out after all layers: of a cache, the rows of the call.
+    /// Returns whether writes happen after all layers; for a cache, only the rows of the call are written.
     pub fn is_written_later(&self) -> bool {
-        matches!(self.place, Place::Kept(_))
+        matches!(self.place, Place::Rows(_))
     }
 
-    /// What it holds now, `[1, rows, slots, width]`.
+    /// Reads the current value, `[1, rows, slots, width]`.
     pub fn read(&self, g: &mut Graph<'_>) -> ValueId {
         match self.place {
             Place::State(state) => g.ops.read_state(state),
-            Place::Kept(index) => g.kept[index],
+            Place::Rows(index) => g.state_values[index],
         }
     }
 
-    /// Replaces all of what it holds; of a cache that is written later, gives the rows of the call.
+    /// Replaces the whole value; for a cache that is written later, takes the rows of the call.
     pub fn write(&self, g: &mut Graph<'_>, value: ValueId) {
         match self.place {
             Place::State(state) => g.ops.write_state(state, value),
-            Place::Kept(index) => g.kept[index] = value,
+            Place::Rows(index) => g.state_values[index] = value,
         }
     }
 }
 
-/// The states of a function.
+/// States of a function.
 #[derive(Default)]
 pub struct States {
     layers: Vec<(usize, Vec<Slot>)>,
-    /// Ports of those that Core ML keeps.
+    /// Ports of states that Core ML stores.
     pub ports: Vec<StatePort>,
-    /// Inputs of those that the host keeps.
+    /// Inputs of states that the host stores.
     pub inputs: Vec<Port>,
-    /// What goes into the output of each input: values at these indices of [`Graph::kept`].
+    /// Contents of each input's output: indices of [`Graph::state_values`].
     outputs: Vec<Vec<usize>>,
     /// States with rows of several layers.
     stacked: Vec<Stacked>,
@@ -150,30 +151,30 @@ pub struct States {
 /// A state with rows of several layers: read once before them, written once after them.
 struct Stacked {
     state: ValueId,
-    /// What it held before the layers.
+    /// Value before the layers.
     whole: ValueId,
     spec: StateSpec,
-    /// What its rows hold: values at these indices of [`Graph::kept`].
+    /// Contents of its rows: indices of [`Graph::state_values`].
     rows: Vec<usize>,
 }
 
-/// What is one state, or one input and output.
+/// A state, or an input and output.
 struct Group {
     name: String,
     role: StateRole,
-    /// What it holds, with the rows of all.
+    /// Shape with the rows of all members.
     spec: StateSpec,
-    /// It may hold what several layers carry.
+    /// Whether it may hold states of several layers.
     stacked: bool,
 }
 
-/// A group, declared.
+/// A declared group.
 #[derive(Clone, Copy)]
-enum Holder {
+enum DeclaredGroup {
     State(ValueId),
-    /// A value, which was read from a state, and its place among the stacked ones.
+    /// Value read from a state, and index of the stacked state.
     Stacked(ValueId, usize),
-    /// An input, and its place among the outputs.
+    /// Input, and index of its output.
     Input(ValueId, usize),
 }
 
@@ -185,7 +186,7 @@ impl States {
             StateForm::Unified => unified(&specs, context),
         };
         let mut states = States::default();
-        let holders: Vec<Holder> = groups.iter().map(|group| states.add(g, group, context)).collect();
+        let holders: Vec<DeclaredGroup> = groups.iter().map(|group| states.add(g, group, context)).collect();
         let mut used = vec![0u64; groups.len()];
         let mut group_of = group_of.into_iter();
         for (layer, specs) in specs {
@@ -193,16 +194,16 @@ impl States {
                 let first = used[index];
                 used[index] += spec.rows;
                 let place = match holders[index] {
-                    Holder::State(state) => Place::State(state),
-                    Holder::Stacked(value, place) => {
-                        let kept = keep(g, value, &groups[index].spec, first, spec.rows);
-                        states.stacked[place].rows.push(kept);
-                        Place::Kept(kept)
+                    DeclaredGroup::State(state) => Place::State(state),
+                    DeclaredGroup::Stacked(value, place) => {
+                        let stored = store_rows(g, value, &groups[index].spec, first, spec.rows);
+                        states.stacked[place].rows.push(stored);
+                        Place::Rows(stored)
                     }
-                    Holder::Input(value, place) => {
-                        let kept = keep(g, value, &groups[index].spec, first, spec.rows);
-                        states.outputs[place].push(kept);
-                        Place::Kept(kept)
+                    DeclaredGroup::Input(value, place) => {
+                        let stored = store_rows(g, value, &groups[index].spec, first, spec.rows);
+                        states.outputs[place].push(stored);
+                        Place::Rows(stored)
                     }
                 };
                 Slot { place, spec }
@@ -213,7 +214,7 @@ impl States {
         states
     }
 
-    fn add(&mut self, g: &mut Graph<'_>, group: &Group, context: u64) -> Holder {
+    fn add(&mut self, g: &mut Graph<'_>, group: &Group, context: u64) -> DeclaredGroup {
         let StateSpec { rows, slots, width, .. } = group.spec;
         let shape = [1, rows, slots, width];
         let (name, role, id) = (group.name.clone(), group.role.clone(), state_id(&group.name, context));
@@ -224,11 +225,11 @@ impl States {
             let state = g.ops.state(&name, ty);
             self.ports.push(StatePort { name, id, role, shape: shape.to_vec() });
             if !group.stacked {
-                return Holder::State(state);
+                return DeclaredGroup::State(state);
             }
             let whole = g.ops.read_state(state);
             self.stacked.push(Stacked { state, whole, spec: group.spec, rows: Vec::new() });
-            return Holder::Stacked(whole, self.stacked.len() - 1);
+            return DeclaredGroup::Stacked(whole, self.stacked.len() - 1);
         }
         let input = g.ops.input(&name, ty);
         let role = match group.spec.is_cache() {
@@ -237,19 +238,18 @@ impl States {
         };
         self.inputs.push(Port { name, role, shape: shape.map(PortDim::Fixed).to_vec() });
         self.outputs.push(Vec::new());
-        Holder::Input(input, self.outputs.len() - 1)
+        DeclaredGroup::Input(input, self.outputs.len() - 1)
     }
 
-    /// What a layer carries, in the order of its specs.
+    /// States of a layer, in the order of its specs.
     pub fn of(&self, layer: usize) -> &[Slot] {
         self.layers.iter().find(|(index, _)| *index == layer).map_or(&[], |(_, slots)| slots)
     }
 
-    /// Writes the states that several layers have in common, after all of them; `write` says how caches of so many slots
-    /// are written.
+    /// Writes stacked states after all layers; `write` returns the form of writes to caches with a number of slots.
     pub fn write_stacked(&self, g: &mut Graph<'_>, write: impl Fn(u64) -> Option<Write>) {
         for Stacked { state, whole, spec, rows } in &self.stacked {
-            let rows: Vec<ValueId> = rows.iter().map(|index| g.kept[*index]).collect();
+            let rows: Vec<ValueId> = rows.iter().map(|index| g.state_values[*index]).collect();
             let rows = if rows.len() == 1 { rows[0] } else { g.ops.concat(&rows, 1) };
             let value = match write(spec.slots).filter(|_| spec.is_cache()) {
                 Some(write) => g.scope("cache", |g| write.into_cache(g, *whole, rows)),
@@ -259,10 +259,10 @@ impl States {
         }
     }
 
-    /// The outputs of those that the host keeps, after all layers.
+    /// Outputs of states that the host stores, after all layers.
     pub fn outputs(&self, g: &mut Graph<'_>) -> Vec<Port> {
-        let output = |(port, kept): (&Port, &Vec<usize>)| {
-            let values: Vec<ValueId> = kept.iter().map(|index| g.kept[*index]).collect();
+        let output = |(port, stored): (&Port, &Vec<usize>)| {
+            let values: Vec<ValueId> = stored.iter().map(|index| g.state_values[*index]).collect();
             let value = if values.len() == 1 { values[0] } else { g.ops.concat(&values, 1) };
             let name = match port.role {
                 PortRole::Cache { .. } => format!("{}_new", port.name),
@@ -279,14 +279,14 @@ impl States {
     }
 }
 
-/// Keeps `count` rows of a value from the first on, and gives their index in [`Graph::kept`].
-fn keep(g: &mut Graph<'_>, value: ValueId, whole: &StateSpec, first: u64, count: u64) -> usize {
+/// Stores `count` rows of a value from `first` and returns their index in [`Graph::state_values`].
+fn store_rows(g: &mut Graph<'_>, value: ValueId, whole: &StateSpec, first: u64, count: u64) -> usize {
     let rows = if whole.rows == count { value } else { g.ops.slice(value, 1, first..first + count) };
-    g.kept.push(rows);
-    g.kept.len() - 1
+    g.state_values.push(rows);
+    g.state_values.len() - 1
 }
 
-/// One group for each thing that is carried. Gives the groups, and for each spec in order the index of its group.
+/// One group for each state. Returns the groups, and the group index of each spec in order.
 fn per_layer(specs: &[(usize, Vec<StateSpec>)]) -> (Vec<Group>, Vec<usize>) {
     let groups: Vec<Group> = specs
         .iter()
@@ -300,7 +300,7 @@ fn per_layer(specs: &[(usize, Vec<StateSpec>)]) -> (Vec<Group>, Vec<usize>) {
     (groups, group_of)
 }
 
-/// One group for each shape of a slot, in the order of their first layers. Gives the same.
+/// One group for each shape of a slot, in the order of their first layers. Returns the same as [`per_layer`].
 fn unified(specs: &[(usize, Vec<StateSpec>)], context: u64) -> (Vec<Group>, Vec<usize>) {
     let (first, last) = (specs.first().map_or(0, |s| s.0), specs.last().map_or(0, |s| s.0));
     let mut shapes: Vec<StateSpec> = Vec::new();
@@ -322,8 +322,8 @@ fn unified(specs: &[(usize, Vec<StateSpec>)], context: u64) -> (Vec<Group>, Vec<
     (shapes.iter().map(group).collect(), group_of)
 }
 
-/// Writes keys (or values) `[1, heads, T, head_dim]` and gives the whole cache `[1, heads, S, head_dim]` after that; of a
-/// cache that isn't written at once, all slots and behind them the call's rows, `[1, heads, S + T, head_dim]`.
+/// Writes keys (or values) `[1, heads, T, head_dim]` and returns the updated cache `[1, heads, S, head_dim]`. For a
+/// cache that is written later, returns all slots followed by the call's rows, `[1, heads, S + T, head_dim]`.
 pub fn update(g: &mut Graph<'_>, cache: Slot, write: Write, new: ValueId) -> ValueId {
     let old = cache.read(g);
     if cache.is_written_later() {

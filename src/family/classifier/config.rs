@@ -1,4 +1,4 @@
-//! The configuration of a token classifier, resolved.
+//! Resolved configuration of a token classifier.
 
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
@@ -19,32 +19,32 @@ pub struct ClassifierConfig {
     pub intermediate_size: u64,
     /// Number of layers.
     pub num_hidden_layers: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub num_attention_heads: u64,
-    /// Key-value heads; divides the query heads.
+    /// Number of key-value heads; divides the query heads.
     pub num_key_value_heads: u64,
     /// Width of a head.
     pub head_dim: u64,
     /// Rows of the embedding.
     pub vocab_size: u64,
-    /// Longest text that the model was made for.
+    /// Longest supported text in tokens.
     pub max_position_embeddings: u64,
     /// Epsilon of all norms.
     pub rms_norm_eps: f64,
-    /// How far a token sees on each side.
+    /// Distance in tokens that a token sees on each side.
     pub band: u64,
-    /// The projections of attention have biases.
+    /// Whether the projections of attention have biases.
     pub attention_bias: bool,
-    /// Experts of a layer.
+    /// Number of experts in a layer.
     pub num_experts: u64,
-    /// Experts that a token is given.
+    /// Number of experts chosen for a token.
     pub num_experts_per_tok: u64,
-    /// Where the experts' gates and ups are held.
+    /// Limits of the experts' gates and ups.
     #[serde(flatten)]
     pub clamped: ClampedExperts,
-    /// Rotary embedding, of neighbouring dimensions.
+    /// Rotary embedding of neighbouring dimensions.
     pub rope: RopeConfig,
-    /// Labels, by number.
+    /// Labels by index.
     pub labels: Vec<String>,
 }
 
@@ -52,7 +52,7 @@ impl ClassifierConfig {
     /// Reads a `config.json`. `place` names the file; `acknowledged` lists keys that the user has declared harmless.
     ///
     /// # Errors
-    /// A key that is missing, has an impossible value, or is not understood.
+    /// Returns an error for a key that is missing, has an impossible value, or is not understood.
     pub fn read(place: &str, config: &Map<String, Json>, acknowledged: &[String]) -> Result<Self, FamilyError> {
         let family = &OPENAI_PRIVACY_FILTER;
         let keys = Keys::new(place, "", config);
@@ -101,7 +101,7 @@ impl ClassifierConfig {
     }
 }
 
-/// The labels of `id2label`: numbers from 0 on, without a gap.
+/// Labels of `id2label`, whose indices must be contiguous from 0.
 pub fn labels(keys: &Keys<'_>) -> Result<Vec<String>, FamilyError> {
     let map = keys.required("id2label", keys.get("id2label"))?.as_object();
     let wrong = || keys.value("id2label", "a name for each number from 0 on");

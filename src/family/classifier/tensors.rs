@@ -1,4 +1,4 @@
-//! Finds the weights of a token classifier in a source and checks their shapes.
+//! Weights of a token classifier: finds them in a source and checks their shapes.
 
 use super::config::ClassifierConfig;
 use super::{Classifier, Layer, facts};
@@ -13,7 +13,7 @@ use anec_base::Result;
 use anec_manifest::Role;
 use anec_source::{Ledger, RowOrder, SourceWeight};
 
-/// The weights of a source, taken from its ledger.
+/// Weights of a source, taken from its ledger.
 pub(super) struct Tensors<'a, 'b> {
     ledger: &'a mut Ledger<'b>,
     config: &'a ClassifierConfig,
@@ -24,7 +24,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
         Tensors { ledger, config }
     }
 
-    /// The whole model.
+    /// Takes the whole model.
     pub(super) fn classifier(mut self) -> Result<Classifier> {
         let config = self.config;
         let (hidden, labels) = (config.hidden_size, config.labels.len() as u64);
@@ -92,8 +92,8 @@ impl<'a, 'b> Tensors<'a, 'b> {
         })
     }
 
-    /// Queries or keys for half-split rotation. The family rotates neighbouring dimensions; products of queries and keys
-    /// stay the same when the dimensions of both are put in another order.
+    /// Reorders queries or keys for half-split rotation. The family rotates neighbouring dimensions; products of
+    /// queries and keys don't change if both are reordered alike.
     fn half_split(&self, linear: Linear) -> Result<Linear> {
         let order =
             || RowOrder::InterleavedToHalves { head_dim: self.config.head_dim, rotary_dim: self.config.rope.rope_dim };
@@ -102,7 +102,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
         Ok(Linear { weight, bias, ..linear })
     }
 
-    /// Experts are stored as matrices `[inputs, outputs]`; gates come before ups.
+    /// Takes the experts, stored as matrices `[inputs, outputs]` with gates before ups.
     fn experts(&mut self, prefix: &str) -> Result<Moe> {
         let config = self.config;
         let (experts, width, hidden) = (config.num_experts, config.intermediate_size, config.hidden_size);

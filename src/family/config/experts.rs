@@ -6,60 +6,60 @@ use super::keys::Keys;
 use crate::error::FamilyError;
 use crate::row::{DecoderFamily, MixtureKind, RouterScores, SharedExpertRule};
 
-/// Mixtures of experts.
+/// A mixture of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ExpertsConfig {
-    /// First layers, which have none.
+    /// Number of first layers without experts.
     pub num_dense_layers: usize,
-    /// Experts of a layer.
+    /// Number of experts in a layer.
     pub num_experts: u64,
-    /// Experts that a token is given.
+    /// Number of experts chosen for a token.
     pub num_experts_per_tok: u64,
     /// Width of an expert.
     pub moe_intermediate_size: u64,
-    /// What becomes of the router's outputs.
+    /// Function of the router's outputs.
     #[serde(skip_serializing_if = "is_sigmoid")]
     pub scores: RouterScores,
-    /// Gates and ups are held below a limit; experts and router have biases.
+    /// Limits of gates and ups; if set, experts and router have biases.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clamped: Option<ClampedExperts>,
-    /// The weights of the chosen ones are divided by their sum.
+    /// Whether the weights of the chosen experts are divided by their sum.
     pub norm_topk_prob: bool,
-    /// A bias is added to the scores for choosing.
+    /// Whether a bias is added to the scores for the choice.
     pub use_expert_bias: bool,
-    /// Multiplied to the weights.
+    /// Factor of the weights.
     pub routed_scaling_factor: f64,
-    /// A dense network works beside them.
+    /// Whether a dense network works beside the experts.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub beside_dense: bool,
-    /// Width of the state that routers pass on to those of the next layer, if they do.
+    /// Width of the state that routers pass to the next layer's router, if they do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub router_hidden_size: Option<u64>,
-    /// The expert that every token is given.
+    /// Shared expert, which every token uses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shared: Option<SharedExpertConfig>,
 }
 
-/// An expert that every token is given.
+/// Shared expert, which every token uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct SharedExpertConfig {
-    /// Its width.
+    /// Width of the network.
     pub intermediate_size: u64,
-    /// Its output is multiplied by a sigmoid for each token.
+    /// Whether the output is multiplied by a sigmoid gate for each token.
     pub gated: bool,
 }
 
-/// Experts whose gates and ups are held below a limit.
+/// Limits of experts' gates and ups.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ClampedExperts {
     /// Gain of the sigmoid.
     pub swiglu_alpha: f64,
-    /// The limit.
+    /// Limit of gates and ups.
     pub swiglu_limit: f64,
 }
 
 impl ClampedExperts {
-    /// By keys that have defaults.
+    /// Reads keys that have defaults.
     pub fn read(keys: &Keys<'_>) -> Result<Self, FamilyError> {
         let number = |key: &str, default: f64| Ok(keys.f64(key)?.unwrap_or(default));
         match number("swiglu_limit", 7.0)? {
@@ -69,12 +69,12 @@ impl ClampedExperts {
     }
 }
 
-/// What configurations resolved before there was another kind leave out.
+/// Default that `bundle.json` omits, as bundles did before other kinds existed.
 fn is_sigmoid(scores: &RouterScores) -> bool {
     *scores == RouterScores::Sigmoid
 }
 
-/// The experts of the layers that have some, if any does.
+/// Experts of the layers that have them.
 pub(super) fn experts(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<ExpertsConfig>, FamilyError> {
     let size = |key: &str, default: u64| if keys.get(key).is_some() { keys.size(key) } else { Ok(default) };
     let of_sizes = |num_experts, num_experts_per_tok, moe_intermediate_size, scores| ExpertsConfig {
@@ -120,18 +120,18 @@ pub(super) fn experts(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<
             routed_scaling_factor: keys.f64("routed_scaling_factor")?.unwrap_or(1.0),
             ..plain(RouterScores::Sigmoid)?
         },
-        // a softmax divided by the sum of the chosen ones is their own
+        // a softmax divided by the sum of the chosen ones is a softmax over them
         MixtureKind::Softmax => plain(match keys.bool("norm_topk_prob")? {
             Some(true) => RouterScores::ChosenSoftmax,
             _ => RouterScores::Softmax,
         })?,
         MixtureKind::BesideDense if !keys.bool("enable_moe_block")?.unwrap_or(false) => {
-            // without effect
+            // keys without effect
             ["num_experts", "num_experts_per_tok", "moe_intermediate_size"].iter().for_each(|key| keys.accept(key));
             keys.accept("top_k_experts");
             return Ok(None);
         }
-        // a softmax divided by the sum of the chosen ones is their own
+        // a softmax divided by the sum of the chosen ones is a softmax over them
         MixtureKind::BesideDense => ExpertsConfig { beside_dense: true, ..plain(RouterScores::ChosenSoftmax)? },
         MixtureKind::ChosenSoftmax => plain(RouterScores::ChosenSoftmax)?,
         MixtureKind::ChosenSoftmaxUnless => plain(match keys.bool("norm_topk_prob")? {
@@ -139,7 +139,7 @@ pub(super) fn experts(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<
             _ => RouterScores::ChosenSoftmax,
         })?,
         MixtureKind::ChosenSoftmaxIfAny if keys.u64("num_experts")? == Some(0) => {
-            // of experts that aren't there
+            // keys of experts that the model doesn't have
             let _ = (keys.get("num_experts_per_tok"), keys.get("moe_intermediate_size"));
             return Ok(None);
         }

@@ -1,6 +1,6 @@
-//! What the layers of Gemma 4 differ in: those that attend to everything have heads of their own size, whose values may be what
-//! their key projection gives; the last layers look at the keys and values of earlier ones; and there may be vectors of each
-//! token for each layer.
+//! Layers of Gemma 4. Layers with full attention have their own head size, and their values may be the output of the
+//! key projection. The last layers use the keys and values of earlier ones. Tokens may have an embedding for each
+//! layer.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::{LayerConfig, LayerHeads, PerLayerEmbeddingConfig};
 use crate::error::FamilyError;
 use crate::row::DecoderFamily;
 
-/// The configuration with RoPE as the class has it where nothing is said: a quarter of the wide heads' dimensions rotates.
+/// Fills in the class's default RoPE: a quarter of the full-attention heads' dimensions rotates.
 pub(super) fn with_defaults(config: &Map<String, Json>, family: &DecoderFamily) -> Option<Map<String, Json>> {
     let says = |key: &str| config.get(key).is_some_and(|value| !value.is_null());
     if !family.gemma4_layers || says("rope_parameters") || says("rope_scaling") || says("rope_theta") {
@@ -26,7 +26,6 @@ pub(super) fn with_defaults(config: &Map<String, Json>, family: &DecoderFamily) 
     Some(config)
 }
 
-/// Reads it.
 pub(super) struct Reader<'a> {
     pub(super) keys: &'a Keys<'a>,
     pub(super) family: &'a DecoderFamily,
@@ -35,8 +34,8 @@ pub(super) struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// What each layer is, beside its window. Gives the heads of those that attend to everything, and of those with a window,
-    /// which `plain` are unless the configuration says otherwise.
+    /// Fills in the layers apart from their windows. Returns the heads of full-attention layers and of layers with a
+    /// window, which default to `plain`.
     pub(super) fn layers(
         &self,
         layers: &mut [LayerConfig],
@@ -45,11 +44,9 @@ impl Reader<'_> {
     ) -> Result<[LayerHeads; 2], FamilyError> {
         let keys = self.keys;
         if !matches!(keys.str("use_bidirectional_attention")?, None | Some("vision")) {
-            return Err(
-                keys.value("use_bidirectional_attention", "null or \"vision\": text is looked at in one direction")
-            );
+            return Err(keys.value("use_bidirectional_attention", "null or \"vision\": text has causal attention"));
         }
-        // the last layer attends to everything, whatever its type says
+        // the last layer has full attention, whatever its type says
         if let Some(last) = layers.last_mut() {
             last.window = None;
         }
@@ -74,7 +71,7 @@ impl Reader<'_> {
         Ok(heads)
     }
 
-    /// The heads of each layer.
+    /// Heads of each layer.
     fn own_heads(
         &self,
         layers: &[LayerConfig],
@@ -87,7 +84,7 @@ impl Reader<'_> {
         let head_dim = size("global_head_dim")?;
         let key_heads = size("num_global_key_value_heads")?.filter(|_| value_is_key);
         let mut given: BTreeMap<usize, LayerHeads> = BTreeMap::new();
-        // since transformers 5.20 or so: what a layer has of its own, by its number
+        // since transformers 5.20: per-layer overrides by layer number
         let overrides = keys.object("per_layer_config")?;
         for index in 0..layers.len() {
             let Some(own) = overrides.as_ref().map(|all| all.object(&index.to_string())).transpose()?.flatten() else {
@@ -122,7 +119,7 @@ impl Reader<'_> {
         Ok(own)
     }
 
-    /// The last layers look at the keys and values of the last layer before them that has their type.
+    /// Makes the last layers use the keys and values of the last earlier layer of their type.
     fn share_keys(&self, layers: &mut [LayerConfig], own: &[LayerHeads]) -> Result<(), FamilyError> {
         let keys = self.keys;
         let shared = keys.u64("num_kv_shared_layers")?.unwrap_or(0) as usize;
@@ -149,13 +146,13 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// The vectors of each token for each layer, if there are some.
+    /// Per-layer embeddings of tokens, if there are any.
     pub(super) fn per_layer_embedding(
         &self,
         size: &dyn Fn(&str) -> Result<u64, FamilyError>,
     ) -> Result<Option<PerLayerEmbeddingConfig>, FamilyError> {
         let keys = self.keys;
-        // 0, as well as null, stands for none; the class's default doesn't, where there is one
+        // 0 and null stand for none, but not the class's default
         let key = "hidden_size_per_layer_input";
         let by_default = self.family.default_sizes.iter().any(|(name, _)| *name == key);
         let none = match keys.has(key) {

@@ -1,5 +1,5 @@
-//! GGUF metadata in the words of `config.json`, so that one reader serves both (keys as llama.cpp's converter writes
-//! them).
+//! Conversion of GGUF metadata to the keys of `config.json`, so that one reader serves both. Keys are those of
+//! llama.cpp's converter.
 
 mod yarn;
 
@@ -11,7 +11,7 @@ use crate::error::FamilyError;
 use anec_base::Result;
 use anec_source::gguf::{GgufArray, GgufMetadata, GgufValue};
 
-/// Keys below `{architecture}.` and what they are called in `config.json`.
+/// Keys below `{architecture}.` and their names in `config.json`.
 const NAMES: &[(&str, &str)] = &[
     ("embedding_length", "hidden_size"),
     ("block_count", "num_hidden_layers"),
@@ -47,7 +47,7 @@ const NAMES: &[(&str, &str)] = &[
     ("ssm.inner_size", "linear_value_width"),
 ];
 
-/// Architectures with experts; others may write a number of 0.
+/// Architectures with experts; others may write an expert count of 0.
 const WITH_EXPERTS: &[&str] = &[
     "gemma4",
     "gpt-oss",
@@ -62,7 +62,7 @@ const WITH_EXPERTS: &[&str] = &[
     "qwen3vlmoe",
 ];
 
-/// Keys of theirs.
+/// Keys of experts and their names in `config.json`.
 const EXPERT_NAMES: &[(&str, &str)] = &[
     ("expert_count", "num_experts"),
     ("expert_used_count", "num_experts_per_tok"),
@@ -72,13 +72,13 @@ const EXPERT_NAMES: &[(&str, &str)] = &[
     ("expert_gating_func", "expert_gating_func"),
 ];
 
-/// The architecture of the Gemma that looks both ways.
+/// Architecture of EmbeddingGemma, a bidirectional Gemma.
 pub const EMBEDDING_GEMMA: &str = "gemma-embedding";
 
-/// Key below `{architecture}.` with the number of layers that guess more than one token.
-const GUESSING: &str = "nextn_predict_layers";
+/// Key below `{architecture}.` with the number of next-token layers.
+const NEXT_TOKEN_LAYERS: &str = "nextn_predict_layers";
 
-/// Keys below `{architecture}.rope.scaling.` and what they are called within `rope_scaling`.
+/// Keys below `{architecture}.rope.scaling.` and their names within `rope_scaling`.
 const ROPE_NAMES: &[(&str, &str)] = &[
     ("type", "rope_type"),
     ("factor", "factor"),
@@ -86,16 +86,16 @@ const ROPE_NAMES: &[(&str, &str)] = &[
     ("attn_factor", "attention_factor"),
 ];
 
-/// Keys below `{architecture}.` that don't touch the maths.
+/// Keys below `{architecture}.` that don't affect the maths.
 const NEUTRAL: &[&str] = &[
     "rope.scaling.finetuned",
     "expert_count",
     "expert_used_count",
-    // sections of RoPE for images: text has the same position in all
+    // RoPE sections for images: text has the same position in all
     "rope.dimension_sections",
-    // layers to which an image is told anew
+    // layers that receive image features
     "n_deepstack_layers",
-    // read with what follows hidden states, where vectors are made of them
+    // read with the tensors behind the hidden states of embedding models
     "pooling_type",
     "dense_2_feat_in",
     "dense_2_feat_out",
@@ -103,7 +103,7 @@ const NEUTRAL: &[&str] = &[
     "dense_3_feat_out",
 ];
 
-/// Frequency divisors, which GGUF keeps as tensors.
+/// Frequency divisors, which GGUF stores as tensors.
 #[derive(Clone, Debug, Default)]
 pub struct FactorTensors {
     /// `rope_freqs.weight`
@@ -114,11 +114,11 @@ pub struct FactorTensors {
     pub long: Option<Vec<f32>>,
 }
 
-/// The configuration that the metadata of an architecture stands for. `vocab_size` is the embedding's row count;
-/// `tied` says that there is no separate LM head.
+/// Configuration for the metadata of an architecture. `vocab_size` is the embedding's row count; `tied` is true if
+/// there is no separate LM head.
 ///
 /// # Errors
-/// A metadata value that has no counterpart.
+/// Returns an error for a metadata value without a counterpart.
 pub fn configuration(
     metadata: &GgufMetadata,
     architecture: &str,
@@ -155,16 +155,16 @@ pub fn configuration(
         } else if own == "attention.causal" {
             causal(&place, key, architecture, metadata.bool(key)?)?;
         } else if !NEUTRAL.contains(&own) {
-            // left under its own name, where the reader refuses it unless the user has acknowledged it
+            // unknown keys keep their name; the reader refuses them unless the user has acknowledged them
             config.insert(key.to_owned(), json_of(value));
         }
     }
     yarn::read(metadata, architecture, &mut rope)?;
-    // llama.cpp writes 0 for none, or nothing at all
+    // llama.cpp writes 0 for no window, or omits the key
     if config.get("sliding_window").is_none_or(|window| *window == json!(0)) {
         config.insert("sliding_window".into(), Json::Null);
     }
-    // a period, or whether each layer has a window
+    // a period, or a flag for each layer
     if let Some(sliding) = config.get("sliding_window_pattern").and_then(Json::as_array) {
         let kind = |slides: &Json| if slides == &json!(true) { "sliding_attention" } else { "full_attention" };
         let kinds: Vec<&str> = sliding.iter().map(kind).collect();
@@ -187,21 +187,21 @@ pub fn configuration(
         }
         "falcon-h1" => mamba2(&mut config),
         "qwen35" | "qwen35moe" | "qwen3next" => qwen3_5(&mut config, architecture),
-        // one base for both kinds of layers; the files of OLMo 2 have no windows
+        // one base for both kinds of layers; files of OLMo 2 have no windows
         "olmo2" if config.get("sliding_window").is_some_and(|window| !window.is_null()) => {
             config.insert("rope_local_base_freq".into(), config.get("rope_theta").cloned().into());
         }
-        // none has a key for it, and llama.cpp divides the weights of the one and not of the others
+        // GGUF has no key for it; llama.cpp divides the weights in the first family only
         "qwen3moe" | "qwen2moe" | "olmoe" => {
             config.insert("norm_topk_prob".into(), json!(architecture == "qwen3moe"));
         }
-        // a factor, where that of Granite is a divisor
+        // a factor here, a divisor in Granite
         "command-r" | "cohere2" => {
             let scale = config.remove("logits_scaling");
             config.insert("logit_scale".into(), scale.into());
         }
         "mistral3" => mistral3(&mut config, &mut rope),
-        // no key says so: its ramp ends between dimensions
+        // GGUF has no key for it: the ramp ends between dimensions
         "gpt-oss" => {
             rope.insert("truncate".into(), json!(false));
         }
@@ -218,7 +218,7 @@ pub fn configuration(
         rope.insert("factors".into(), json!(factors));
     }
     match rope.get("rope_type").and_then(Json::as_str) {
-        // phi3 without factor tensors still names its original length
+        // phi3 without factor tensors still has its original length
         None => rope.retain(|key, _| key == "original_max_position_embeddings"),
         Some("none") => rope.clear(),
         Some(_) => {}
@@ -227,17 +227,17 @@ pub fn configuration(
     Ok(config)
 }
 
-/// The blocks behind a model's `layers` that guess the tokens after the next one.
+/// Blocks of next-token layers behind the model's `layers`.
 ///
 /// # Errors
-/// When their number is none.
-pub fn guessing_blocks(metadata: &GgufMetadata, architecture: &str, layers: usize) -> Result<Range<usize>> {
-    let count = metadata.u64(&format!("{architecture}.{GUESSING}"))?.unwrap_or(0);
+/// Returns an error if their number isn't an integer.
+pub fn next_token_blocks(metadata: &GgufMetadata, architecture: &str, layers: usize) -> Result<Range<usize>> {
+    let count = metadata.u64(&format!("{architecture}.{NEXT_TOKEN_LAYERS}"))?.unwrap_or(0);
     Ok(layers..layers.saturating_add(count as usize))
 }
 
-/// What files of Gemma 2 and 3 leave to the reader: queries are scaled by the head's width, in the largest models (46 and 62
-/// layers) by that of the hidden states over the heads.
+/// Adds keys that files of Gemma 2 and 3 omit. Queries are scaled by the head width, and in the largest models (46 and
+/// 62 layers) by the hidden size over the number of heads.
 fn gemma(config: &mut Map<String, Json>) {
     let number = |key: &str| config.get(key).and_then(Json::as_u64);
     let scalar = match (number("num_hidden_layers"), number("hidden_size"), number("num_attention_heads")) {
@@ -249,8 +249,8 @@ fn gemma(config: &mut Map<String, Json>) {
     }
 }
 
-/// Gemma 4 files give sizes by layer, or those of the layers that attend to everything, and rotate all of a head by divisors that
-/// leave most of it still.
+/// Converts keys of Gemma 4. Its files have sizes by layer, or those of full-attention layers. They rotate whole heads
+/// by divisors under which most dimensions stay still.
 fn gemma4(config: &mut Map<String, Json>, vocab_size: u64) {
     let full = first_full_layer(config);
     let sliding = full.map(|full| usize::from(full == 0));
@@ -275,17 +275,17 @@ fn gemma4(config: &mut Map<String, Json>, vocab_size: u64) {
     config.insert("vocab_size_per_layer_input".into(), json!(vocab_size));
     let experts = config.get("num_experts").and_then(Json::as_u64).unwrap_or(0);
     config.insert("enable_moe_block".into(), json!(experts > 0));
-    for said_by_head_dim in ["rope_dim", "gemma4.rope.dimension_count_swa"] {
-        config.remove(said_by_head_dim);
+    for redundant in ["rope_dim", "gemma4.rope.dimension_count_swa"] {
+        config.remove(redundant);
     }
 }
 
-/// The first layer that attends to everything, by the types of the layers.
+/// First layer with full attention, by the types of the layers.
 pub fn first_full_layer(config: &Map<String, Json>) -> Option<usize> {
     config.get("layer_types")?.as_array()?.iter().position(|kind| kind == "full_attention")
 }
 
-/// In LFM2 files the layers that have no key-value heads are convolutions, and the feed-forward width is the real one.
+/// Converts keys of LFM2. Layers without key-value heads are convolutions; the feed-forward width is the actual one.
 fn lfm2(config: &mut Map<String, Json>) {
     config.insert("block_auto_adjust_ff_dim".into(), json!(false));
     let Some(heads) = config.get("num_key_value_heads").and_then(Json::as_array) else { return };
@@ -295,7 +295,7 @@ fn lfm2(config: &mut Map<String, Json>) {
     config.insert("num_key_value_heads".into(), json!(heads.into_iter().max()));
 }
 
-/// The shape of Mamba-2, in the words of `config.json`.
+/// Shape of Mamba-2 in the keys of `config.json`.
 fn mamba2(config: &mut Map<String, Json>) {
     for (gguf, own) in [
         ("linear_conv_kernel_dim", "mamba_d_conv"),
@@ -311,7 +311,7 @@ fn mamba2(config: &mut Map<String, Json>) {
     config.insert("mamba_norm_before_gate".into(), json!(false));
 }
 
-/// In Granite 4 files the layers that have no key-value heads are Mamba-2.
+/// Converts keys of Granite 4, in whose files layers without key-value heads are Mamba-2.
 fn granite_hybrid(config: &mut Map<String, Json>, rotates: bool) {
     mamba2(config);
     config.remove("mamba_norm_before_gate");
@@ -333,14 +333,14 @@ fn granite_hybrid(config: &mut Map<String, Json>, rotates: bool) {
     config.insert("num_key_value_heads".into(), json!(heads.into_iter().max()));
 }
 
-/// Ministral 3 files have a scale of late queries.
+/// Converts keys of Ministral 3, whose files have a scale of late queries.
 fn mistral3(config: &mut Map<String, Json>, rope: &mut Map<String, Json>) {
     if let Some(beta) = config.remove("mistral3.attention.temperature_scale") {
         rope.insert("llama_4_scaling_beta".into(), beta);
     }
 }
 
-/// Whether tokens see those behind them is told by the architecture; a file may say so once more.
+/// Checks the causal flag, which some files have beside an architecture that implies it.
 fn causal(place: &str, key: &str, architecture: &str, found: Option<bool>) -> Result<()> {
     let expected = architecture != EMBEDDING_GEMMA;
     match found {
@@ -353,10 +353,10 @@ fn causal(place: &str, key: &str, architecture: &str, found: Option<bool>) -> Re
     }
 }
 
-/// Qwen3.5 and Qwen3-Next files give the width of all value heads together, and count the layers that guess more than one
-/// token.
+/// Converts keys of Qwen3.5 and Qwen3-Next, whose files have the total width of value heads and count next-token
+/// layers.
 fn qwen3_5(config: &mut Map<String, Json>, architecture: &str) {
-    let guessing = config.remove(&format!("{architecture}.{GUESSING}")).and_then(|count| count.as_u64());
+    let guessing = config.remove(&format!("{architecture}.{NEXT_TOKEN_LAYERS}")).and_then(|count| count.as_u64());
     if let (Some(guessing), Some(all)) = (guessing, config.get("num_hidden_layers").and_then(Json::as_u64)) {
         config.insert("num_hidden_layers".into(), json!(all.saturating_sub(guessing)));
     }
@@ -367,7 +367,7 @@ fn qwen3_5(config: &mut Map<String, Json>, architecture: &str) {
     }
 }
 
-/// A value as JSON.
+/// Converts a value to JSON.
 pub fn json_of(value: &GgufValue) -> Json {
     match value {
         GgufValue::U8(v) => json!(v),

@@ -1,4 +1,4 @@
-//! Reads a configuration key by key and remembers which were read, so that what nobody understood can be named.
+//! Configuration keys: typed access, and tracking of which were read, so that unknown keys can be named.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::error::FamilyError;
 
-/// A JSON object being read.
+/// A JSON object whose keys are tracked as they are read.
 pub struct Keys<'a> {
     place: String,
     prefix: String,
@@ -17,24 +17,24 @@ pub struct Keys<'a> {
 }
 
 impl<'a> Keys<'a> {
-    /// Over an object; `place` names the file in errors, `prefix` the enclosing key (`rope_scaling.`) or nothing.
+    /// Wraps an object. `place` names the file in errors; `prefix` is the enclosing key (`rope_scaling.`) or empty.
     pub fn new(place: &str, prefix: &str, map: &'a Map<String, Json>) -> Self {
         Keys { place: place.to_owned(), prefix: prefix.to_owned(), map, names: &[], read: RefCell::default() }
     }
 
-    /// The same keys where some may have another name: (the name that is asked for, the name that goes before it).
+    /// Sets aliases: (requested name, name in this object, which takes precedence).
     pub fn named(self, names: &'static [(&'static str, &'static str)]) -> Self {
         Keys { names, ..self }
     }
 
-    /// The value of a key; null counts as absent.
+    /// Value of a key; null counts as absent.
     pub fn get(&self, key: &str) -> Option<&'a Json> {
         let key = self.own(key);
         self.read.borrow_mut().insert(key.to_owned());
         self.map.get(key).filter(|v| !v.is_null())
     }
 
-    /// Whether the key is there, be it null.
+    /// Returns whether the key is present, even if null.
     pub fn has(&self, key: &str) -> bool {
         self.map.contains_key(self.own(key))
     }
@@ -44,85 +44,85 @@ impl<'a> Keys<'a> {
         self.read.borrow_mut().insert(key.to_owned());
     }
 
-    /// A non-negative integer.
+    /// Reads a non-negative integer.
     ///
     /// # Errors
-    /// When it is something else.
+    /// Returns an error if the value has another type.
     pub fn u64(&self, key: &str) -> Result<Option<u64>, FamilyError> {
-        // some configurations write whole numbers as 4096.0
+        // some configurations write integers as 4096.0
         let whole =
             |v: &Json| v.as_u64().or_else(|| v.as_f64().filter(|f| *f >= 0.0 && f.fract() == 0.0).map(|f| f as u64));
         self.typed(key, "a whole number", whole)
     }
 
-    /// A number.
+    /// Reads a number.
     ///
     /// # Errors
-    /// When it is something else.
+    /// Returns an error if the value has another type.
     pub fn f64(&self, key: &str) -> Result<Option<f64>, FamilyError> {
         self.typed(key, "a number", |v| v.as_f64().filter(|f| f.is_finite()))
     }
 
-    /// A boolean.
+    /// Reads a boolean.
     ///
     /// # Errors
-    /// When it is something else.
+    /// Returns an error if the value has another type.
     pub fn bool(&self, key: &str) -> Result<Option<bool>, FamilyError> {
         self.typed(key, "true or false", Json::as_bool)
     }
 
-    /// A string.
+    /// Reads a string.
     ///
     /// # Errors
-    /// When it is something else.
+    /// Returns an error if the value has another type.
     pub fn str(&self, key: &str) -> Result<Option<&'a str>, FamilyError> {
         self.typed(key, "a string", Json::as_str)
     }
 
-    /// A list of numbers.
+    /// Reads a list of numbers.
     ///
     /// # Errors
-    /// When it is something else.
+    /// Returns an error if the value has another type.
     pub fn f64s(&self, key: &str) -> Result<Option<Vec<f64>>, FamilyError> {
         self.typed(key, "a list of numbers", |v| v.as_array()?.iter().map(Json::as_f64).collect())
     }
 
-    /// A list of strings.
+    /// Reads a list of strings.
     ///
     /// # Errors
-    /// When it is something else.
+    /// Returns an error if the value has another type.
     pub fn strings(&self, key: &str) -> Result<Option<Vec<&'a str>>, FamilyError> {
         self.typed(key, "a list of strings", |v| v.as_array()?.iter().map(Json::as_str).collect())
     }
 
-    /// A positive integer that must be there.
+    /// Reads a required positive integer.
     ///
     /// # Errors
-    /// When it is missing, zero or something else.
+    /// Returns an error if the value is missing, zero or of another type.
     pub fn size(&self, key: &str) -> Result<u64, FamilyError> {
         let n = self.required(key, self.u64(key)?)?;
-        // every size of a real model fits easily; a bound keeps products of sizes from overflowing
+        // sizes of real models fit easily; the bound prevents overflow of products
         if n == 0 || n > u64::from(u32::MAX) { Err(self.value(key, "a positive number of 32 bits")) } else { Ok(n) }
     }
 
-    /// The value, or an error that the key is missing.
+    /// Returns the value, or an error that the key is missing.
     ///
     /// # Errors
-    /// When it is absent.
+    /// Returns an error if the value is absent.
     pub fn required<T>(&self, key: &str, value: Option<T>) -> Result<T, FamilyError> {
         value.ok_or_else(|| FamilyError::MissingKey { place: self.place.clone(), key: self.path(key) })
     }
 
-    /// An object within, as keys of its own.
+    /// Reads a nested object.
     ///
     /// # Errors
-    /// When it is something else.
+    /// Returns an error if the value has another type.
     pub fn object(&self, key: &str) -> Result<Option<Keys<'a>>, FamilyError> {
         let map = self.typed(key, "an object", Json::as_object)?;
         Ok(map.map(|map| Keys::new(&self.place, &format!("{}.", self.path(key)), map)))
     }
 
-    /// An error about a key's value.
+    /// Creates an error about the value of a key.
     pub fn value(&self, key: &str, expected: &str) -> FamilyError {
         FamilyError::Value {
             place: self.place.clone(),
@@ -132,13 +132,13 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Checks that every key was read, is neutral, is acknowledged by the user, or says nothing (null, false, empty).
+    /// Checks that every key was read, is neutral, is acknowledged by the user, or has no content (null, false, empty).
     ///
     /// # Errors
-    /// The first key that may change the maths and isn't understood.
+    /// Returns the first key that may change the maths and isn't understood.
     pub fn finish(&self, family: &str, neutral: &[&str], acknowledged: &[String]) -> Result<(), FamilyError> {
         let read = self.read.borrow();
-        // what another name stands for is read under that name
+        // a key that an alias replaces is read under the alias
         let shadowed = |key: &str| self.names.iter().any(|(name, own)| *name == key && read.contains(*own));
         for (key, value) in self.map {
             let says_nothing = match value {
@@ -175,7 +175,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// The name under which the object has a key.
+    /// Name under which the object has a key.
     fn own<'k>(&self, key: &'k str) -> &'k str {
         let other = self.names.iter().find(|(name, own)| *name == key && self.map.contains_key(*own));
         other.map_or(key, |(_, own)| *own)

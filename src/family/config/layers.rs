@@ -1,11 +1,11 @@
-//! What differs from layer to layer: the mixer, rotation and windows.
+//! Per-layer configuration: mixer, rotation and windows.
 
 use super::LayerConfig;
 use super::keys::Keys;
 use crate::error::FamilyError;
 use crate::row::{DecoderFamily, MixerKind, WindowRule};
 
-/// What each of `count` layers is. `default_window` is the class's window.
+/// Reads the configuration of each of `count` layers. `default_window` is the class's window.
 pub(super) fn read(
     keys: &Keys<'_>,
     family: &DecoderFamily,
@@ -13,14 +13,14 @@ pub(super) fn read(
     default_window: Option<u64>,
 ) -> Result<Vec<LayerConfig>, FamilyError> {
     if !family.mixer.attends() {
-        let rotates = !family.rope_if_said || keys.str("position_embedding_type")? == Some("rope");
+        let rotates = !family.rope_by_key || keys.str("position_embedding_type")? == Some("rope");
         let layer = |mixer| LayerConfig::new(mixer, rotates && mixer == MixerKind::Attention, None);
         return Ok(mixers(keys, family.mixer, count)?.into_iter().map(layer).collect());
     }
     let rotates: Vec<bool> = if family.layers_without_rope {
         let interval = keys.u64("no_rope_layer_interval")?.unwrap_or(4);
         match keys.f64s("no_rope_layers")? {
-            // 1 means that the layer has RoPE, whatever the key's name says
+            // despite its name, the key is 1 for layers with RoPE
             Some(list) if list.len() >= count => list.iter().take(count).map(|v| *v != 0.0).collect(),
             Some(_) => return Err(keys.value("no_rope_layers", &format!("one number for each of {count} layers"))),
             None if interval == 0 => return Err(keys.value("no_rope_layer_interval", "at least 1")),
@@ -64,7 +64,7 @@ pub(super) fn read(
         return Err(keys.value("sliding_window", "a width, for the sliding layers"));
     }
     let pattern = match family.window {
-        // a list of layers goes before a period, which may also be spelled `LLLG`
+        // a list of layers takes precedence over a period, which may also be spelled `LLLG`
         WindowRule::PatternOrNone(_) if types.is_some() || width.is_none() => {
             keys.accept("sliding_window_pattern");
             1
@@ -95,12 +95,12 @@ pub(super) fn read(
         .collect())
 }
 
-/// Which layers are attention and which are `other`.
+/// Mixer of each layer: attention or `other`.
 fn mixers(keys: &Keys<'_>, other: MixerKind, count: usize) -> Result<Vec<MixerKind>, FamilyError> {
     let kind = |attention: bool| if attention { MixerKind::Attention } else { other };
     if let Some(mut types) = keys.strings("layer_types")? {
         if other == MixerKind::Mamba2 {
-            // before transformers 5
+            // spelling before transformers 5
             for name in &mut types {
                 *name = match *name {
                     "attention" => MixerKind::Attention.layer_type(),
@@ -109,7 +109,7 @@ fn mixers(keys: &Keys<'_>, other: MixerKind, count: usize) -> Result<Vec<MixerKi
                 };
             }
         }
-        // the older spellings, which it replaces
+        // `layer_types` replaces the older spellings
         keys.accept("full_attn_idxs");
         keys.accept("full_attention_interval");
         let (attention, own) = (MixerKind::Attention.layer_type(), other.layer_type());

@@ -1,4 +1,4 @@
-//! Mamba-2, and the factors that Falcon-H1 has in all its blocks.
+//! Mamba-2, and Falcon-H1's multipliers of all blocks.
 
 use serde::Serialize;
 use serde_json::Value as Json;
@@ -7,44 +7,44 @@ use super::keys::Keys;
 use crate::error::FamilyError;
 use crate::row::{DecoderFamily, MixerKind};
 
-/// The largest step that fp16 holds.
-const MOST: f64 = half::f16::MAX.to_f64_const();
+/// Largest step that fp16 can hold.
+const MAX_STEP: f64 = half::f16::MAX.to_f64_const();
 
-/// Mamba-2.
+/// Shape of Mamba-2.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Mamba2Config {
-    /// Heads.
+    /// Number of heads.
     pub num_heads: u64,
     /// Width of a head.
     pub head_dim: u64,
-    /// Groups of heads that share B and C.
+    /// Number of groups of heads that share B and C.
     pub num_groups: u64,
     /// Width of B and of C.
     pub state_size: u64,
-    /// Tokens that the convolution sees.
+    /// Width of the convolution in tokens.
     pub kernel: u64,
-    /// The convolution has a bias.
+    /// Whether the convolution has a bias.
     pub conv_bias: bool,
-    /// The input projection has a bias.
+    /// Whether the input projection has a bias.
     pub input_bias: bool,
-    /// The output projection has a bias.
+    /// Whether the output projection has a bias.
     pub output_bias: bool,
-    /// The norm of what the heads give.
+    /// Place of the norm on the heads' outputs.
     pub norm: Mamba2Norm,
-    /// What steps are held within.
+    /// Bounds of steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step_limit: Option<[f64; 2]>,
 }
 
-/// Where the norm of what the heads give sits.
+/// Place of the norm on the heads' outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mamba2Norm {
-    /// Nowhere.
+    /// No norm.
     None,
-    /// In front of the gate.
+    /// Before the gate.
     BeforeGate,
-    /// Behind the gate.
+    /// After the gate.
     BehindGate,
 }
 
@@ -54,12 +54,12 @@ impl Mamba2Config {
         self.num_heads * self.head_dim
     }
 
-    /// Channels of x, B and C, which go through the convolution.
+    /// Channels of x, B and C, which pass through the convolution.
     pub fn mixed(&self) -> u64 {
         self.width() + 2 * self.num_groups * self.state_size
     }
 
-    /// Reads it, if the family has it.
+    /// Reads the shape, if the family has Mamba-2.
     pub(super) fn read(keys: &Keys<'_>, family: &DecoderFamily, hidden_size: u64) -> Result<Option<Self>, FamilyError> {
         let beside_attention = match family.mixer {
             MixerKind::Mamba2 => false,
@@ -118,47 +118,49 @@ impl Mamba2Config {
     }
 }
 
-/// What steps are held within, unless every step is.
+/// Bounds of steps; `None` if they include every step.
 fn step_limit(keys: &Keys<'_>) -> Result<Option<[f64; 2]>, FamilyError> {
     let Some(given) = keys.get("time_step_limit") else { return Ok(None) };
-    // transformers writes what JSON has no number for as an object
+    // transformers writes infinity as an object
     let number = |value: &Json| match value["__float__"].as_str() {
         Some("Infinity") => Some(f64::INFINITY),
         _ => value.as_f64(),
     };
     let limits: Option<Vec<f64>> = given.as_array().and_then(|list| list.iter().map(number).collect());
     match limits.as_deref() {
-        Some([least, most]) if *least <= 0.0 && *most > MOST => Ok(None),
-        Some([least, most]) if *least >= 0.0 && least < most && *least < MOST => Ok(Some([*least, most.min(MOST)])),
+        Some([least, most]) if *least <= 0.0 && *most > MAX_STEP => Ok(None),
+        Some([least, most]) if *least >= 0.0 && least < most && *least < MAX_STEP => {
+            Ok(Some([*least, most.min(MAX_STEP)]))
+        }
         _ => Err(keys.value("time_step_limit", "two numbers from 0 on, the smaller one first")),
     }
 }
 
-/// Factors of inputs and outputs of blocks and of the logits, which go into the weights (arXiv:2507.22448).
+/// Multipliers of blocks' inputs and outputs and of the logits, folded into the weights (arXiv:2507.22448).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct BlockMultipliers {
-    /// Of what attention is given.
+    /// Attention's input.
     pub attention_in: f64,
-    /// Of keys.
+    /// Keys.
     pub key: f64,
-    /// Of what attention gives.
+    /// Attention's output.
     pub attention_out: f64,
-    /// Of what Mamba-2 is given.
+    /// Mamba-2's input.
     pub ssm_in: f64,
-    /// Of its z, x, B, C and steps.
+    /// Mamba-2's z, x, B, C and steps.
     pub ssm: [f64; 5],
-    /// Of what it gives.
+    /// Mamba-2's output.
     pub ssm_out: f64,
-    /// Of the feed-forward network's gate, before the activation.
+    /// Gate of the feed-forward network, before the activation.
     pub mlp_gate: f64,
-    /// Of what that network gives.
+    /// Output of the feed-forward network.
     pub mlp_out: f64,
-    /// Of the logits.
+    /// Logits.
     pub lm_head: f64,
 }
 
 impl BlockMultipliers {
-    /// Reads them, if the family has them and they are something else than 1.
+    /// Reads the multipliers; `None` if the family has none or all are 1.
     pub(super) fn read(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<Self>, FamilyError> {
         if family.mixer != MixerKind::AttentionAndMamba2 {
             return Ok(None);

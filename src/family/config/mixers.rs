@@ -1,4 +1,4 @@
-//! Shapes of what mixes tokens and isn't attention alone: short convolutions, compressed convolutional attention and
+//! Shapes of token mixers other than plain attention: short convolutions, compressed convolutional attention and
 //! DeltaNets.
 
 use serde::Serialize;
@@ -10,33 +10,33 @@ use crate::row::{DecoderFamily, MixerKind};
 /// Gated short convolutions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ShortConvConfig {
-    /// Tokens that the convolution sees.
+    /// Width of the convolution in tokens.
     pub kernel: u64,
-    /// Its projections and itself have biases.
+    /// Whether projections and convolution have biases.
     pub bias: bool,
 }
 
 /// Compressed convolutional attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct CcaConfig {
-    /// Tokens that the convolution of single channels sees.
+    /// Width of the per-channel convolution in tokens.
     pub channel_kernel: u64,
-    /// Tokens that the convolution of heads sees.
+    /// Width of the per-head convolution in tokens.
     pub head_kernel: u64,
 }
 
 /// Gated DeltaNets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct DeltaNetConfig {
-    /// Heads of queries and keys.
+    /// Number of query and key heads.
     pub num_key_heads: u64,
-    /// Heads of values; a multiple.
+    /// Number of value heads; a multiple of the key heads.
     pub num_value_heads: u64,
-    /// Width of a query or key.
+    /// Width of a query or key head.
     pub key_head_dim: u64,
-    /// Width of a value.
+    /// Width of a value head.
     pub value_head_dim: u64,
-    /// Tokens that the convolution sees.
+    /// Width of the convolution in tokens.
     pub kernel: u64,
 }
 
@@ -52,7 +52,7 @@ impl DeltaNetConfig {
     }
 }
 
-/// The shape of layers with a short convolution, if the family has some.
+/// Shape of layers with a short convolution, if the family has them.
 pub(super) fn short_conv(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<ShortConvConfig>, FamilyError> {
     if family.mixer != MixerKind::ShortConv {
         return Ok(None);
@@ -64,7 +64,7 @@ pub(super) fn short_conv(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Opti
     Ok(Some(ShortConvConfig { kernel, bias: keys.bool("conv_bias")?.unwrap_or(false) }))
 }
 
-/// The shape of compressed convolutional attention, if the family has it.
+/// Shape of compressed convolutional attention, if the family has it.
 pub(super) fn cca(keys: &Keys<'_>, family: &DecoderFamily, value_width: u64) -> Result<Option<CcaConfig>, FamilyError> {
     if family.mixer != MixerKind::Cca {
         return Ok(None);
@@ -85,7 +85,7 @@ pub(super) fn cca(keys: &Keys<'_>, family: &DecoderFamily, value_width: u64) -> 
     Ok(Some(CcaConfig { channel_kernel, head_kernel }))
 }
 
-/// The shape of layers with a DeltaNet, if the family has some.
+/// Shape of layers with a DeltaNet, if the family has them.
 pub(super) fn delta_net(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<DeltaNetConfig>, FamilyError> {
     if family.mixer != MixerKind::DeltaNet {
         return Ok(None);

@@ -1,6 +1,6 @@
-//! What an ONNX graph says of its decoder, in the words of `config.json`; and whether a configuration says the same.
+//! Configuration of a decoder's ONNX graph in the keys of `config.json`, and its comparison with a `config.json`.
 //!
-//! A graph has all numbers and forms, so a bundle needs no `config.json`. Where there is one, it must agree.
+//! A graph contains all numbers and forms, so a bundle needs no `config.json`. If it has one, they must agree.
 
 use std::fmt::Display;
 
@@ -14,10 +14,10 @@ use anec_base::Result;
 use anec_source::onnx::decoder::{self, OnnxDecoder, Rope};
 use anec_source::onnx::rope::{Frequencies, OnnxRope};
 
-/// Base of frequencies that are told one by one.
+/// Base for frequencies that are listed individually.
 const ANY_THETA: f64 = 10000.0;
 
-/// The family that computes what a graph does, by its form.
+/// Name of the family whose form a graph has.
 pub fn family(graph: &OnnxDecoder) -> &'static str {
     let qk_norm = graph.layers.first().and_then(|layer| layer.qk_norm);
     match (graph.norms, qk_norm) {
@@ -34,10 +34,10 @@ fn multiplies(graph: &OnnxDecoder) -> bool {
     [graph.embedding_multiplier, graph.residual_multiplier, graph.logits_multiplier].iter().any(|factor| *factor != 1.0)
 }
 
-/// The configuration of a graph, for a family's reader. `context_length` is the longest text, if the bundle says so.
+/// Configuration of a graph for the reader of a family. `context_length` is the longest text, if the bundle states it.
 ///
 /// # Errors
-/// When a rotary table can't be read, or has no frequencies that a configuration could tell.
+/// Returns an error if a rotary table can't be read or its frequencies fit no configuration.
 pub fn configuration(
     graph: &OnnxDecoder,
     context_length: Option<u64>,
@@ -108,7 +108,7 @@ pub fn configuration(
     Ok(config)
 }
 
-/// A rotary embedding: its base if there is one, else its frequencies one by one.
+/// Keys of a rotary embedding: its base if it has one, else its frequencies.
 fn rope_keys(rope: &Rope, config: &mut Map<String, Json>) -> Result<()> {
     let short = rope.table.frequencies()?;
     if rope.long.is_none()
@@ -143,10 +143,10 @@ fn rope_keys(rope: &Rope, config: &mut Map<String, Json>) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a configuration says what the graph computes. `place` names its file.
+/// Checks that a configuration agrees with the graph. `place` names its file.
 ///
 /// # Errors
-/// Naming the first key that doesn't.
+/// Returns an error naming the first key that disagrees.
 pub fn check(place: &str, config: &DecoderConfig, graph: &OnnxDecoder) -> Result<()> {
     let differs = |key: &str, found: &dyn Display, expected: &dyn Display| FamilyError::Value {
         place: place.to_owned(),
@@ -180,7 +180,7 @@ pub fn check(place: &str, config: &DecoderConfig, graph: &OnnxDecoder) -> Result
         decoder::OnnxNormPlacement::Both => NormPlacement::Both,
     };
     alike("model_type (place of norms)", format!("{:?}", config.norms), format!("{norms:?}"))?;
-    // graphs of other norms and forms aren't read
+    // graphs with other norms and forms are refused earlier
     alike("model_type (norms)", format!("{:?}", config.norm), format!("{:?}", NormKind::RootMeanSquare))?;
     alike("model_type (form of layers)", format!("{:?}", config.form), format!("{:?}", LayerForm::Sequential))?;
     for (index, (layer, own)) in graph.layers.iter().zip(&config.layers).enumerate() {
@@ -202,7 +202,7 @@ pub fn check(place: &str, config: &DecoderConfig, graph: &OnnxDecoder) -> Result
             decoder::OnnxActivation::Gelu => Activation::Gelu,
         };
         alike("hidden_act", format!("{:?}", config.activation), format!("{activation:?}"))?;
-        // a window as long as the longest text is none
+        // a window as long as the longest text is no window
         let [window, own_window] =
             [layer.window, own.window].map(|window| window.filter(|window| *window < config.max_position_embeddings));
         alike(&format!("sliding_window (layer {index})"), format!("{own_window:?}"), format!("{window:?}"))?;
@@ -228,7 +228,7 @@ pub fn check(place: &str, config: &DecoderConfig, graph: &OnnxDecoder) -> Result
     Ok(())
 }
 
-/// Refuses a configuration whose rotary embedding of texts of a length isn't a table's.
+/// Checks that the rotary embedding of a configuration equals a table for texts of `length` tokens.
 fn deviation(place: &str, own: &RopeConfig, table: &OnnxRope, length: u64) -> Result<()> {
     let (radians, factor) = own.frequencies(length);
     let Some((position, pair, found, expected)) = table.deviation(&Frequencies { radians, factor })? else {

@@ -1,4 +1,4 @@
-//! The configuration read: one reader for every row of the family table.
+//! Reader of decoder configurations, for every row of the family table.
 
 use serde_json::{Map, Value as Json};
 
@@ -14,11 +14,11 @@ use crate::row::{
 use crate::table::NEUTRAL_KEYS;
 
 impl DecoderConfig {
-    /// Reads a configuration in the words of `config.json`. `place` names the file; `acknowledged` lists keys that the
+    /// Reads a configuration with the keys of `config.json`. `place` names the file; `acknowledged` lists keys that the
     /// user has declared harmless.
     ///
     /// # Errors
-    /// A key that is missing, has an impossible value, or is not understood.
+    /// Returns an error for a key that is missing, has an impossible value, or is not understood.
     pub fn read(
         place: &str,
         config: &Map<String, Json>,
@@ -67,7 +67,7 @@ impl DecoderConfig {
             late_query_scale,
             rms_norm_eps,
             tie_word_embeddings: keys.bool("tie_word_embeddings")?.unwrap_or(family.default_tie_word_embeddings),
-            bidirectional: family.may_look_both_ways && keys.bool("use_bidirectional_attention")?.unwrap_or(false),
+            bidirectional: family.may_be_bidirectional && keys.bool("use_bidirectional_attention")?.unwrap_or(false),
             per_layer_embedding,
             qk_norm: reader.qk_norm()?,
             value_norm: family.gemma4_layers,
@@ -108,7 +108,7 @@ impl DecoderConfig {
     }
 }
 
-/// Keys under the rules of a family.
+/// Keys with the rules of a family.
 struct Reader<'a> {
     keys: &'a Keys<'a>,
     family: &'static DecoderFamily,
@@ -160,7 +160,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Checks that keys without effect in the family ask for none.
+    /// Checks that keys without effect in the family have their harmless value.
     fn check_inert_keys(&self) -> Result<(), FamilyError> {
         for (key, inert) in self.family.inert_keys {
             // older configurations write 0 and 1 for false and true
@@ -205,7 +205,8 @@ impl Reader<'_> {
         }
     }
 
-    /// The width of a feed-forward network whose key says `given`. Where that is nominal: two thirds of it, times a factor, rounded up.
+    /// Width of a feed-forward network for the configured width. A nominal width is two thirds of it, times a factor,
+    /// rounded up.
     fn adjusted_size(&self, given: u64) -> Result<u64, FamilyError> {
         let Self { keys, family } = self;
         if !family.nominal_intermediate_size || !keys.bool("block_auto_adjust_ff_dim")?.unwrap_or(true) {
@@ -216,7 +217,7 @@ impl Reader<'_> {
             return Ok(given);
         }
         let width = (2.0 * given as f64 / 3.0) as u64;
-        // null means that nothing is rounded, either
+        // null also disables rounding
         if keys.has("block_ffn_dim_multiplier") && keys.get("block_ffn_dim_multiplier").is_none() {
             keys.accept("block_multiple_of");
             return Ok(width);
@@ -229,7 +230,7 @@ impl Reader<'_> {
         Ok(((factor * width as f64) as u64).next_multiple_of(multiple))
     }
 
-    /// How queries of late positions are scaled, if they are.
+    /// Position-dependent scale of queries, if there is one.
     fn late_query_scale(&self, rotation: &RopeConfig, head_dim: u64) -> Result<Option<LateQueryScale>, FamilyError> {
         let Self { keys, family } = self;
         if !family.late_query_scale {
@@ -245,7 +246,7 @@ impl Reader<'_> {
         Ok(Some(LateQueryScale { beta, from }))
     }
 
-    /// Checks that experts, which may be stored in MXFP4, are in formats that their tensors say themselves.
+    /// Checks that quantized experts are in MXFP4, whose format their tensors contain.
     fn check_number_format(&self, acknowledged: &[String]) -> Result<(), FamilyError> {
         if self.family.mixture != MixtureKind::Clamped {
             return Ok(());
@@ -282,7 +283,7 @@ impl Reader<'_> {
         })
     }
 
-    /// The cap of a key.
+    /// Soft cap of a key.
     fn softcap(&self, key: &str, rule: Softcap) -> Result<Option<f64>, FamilyError> {
         let keys = self.keys;
         match rule {
@@ -295,7 +296,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A factor of the families that have some; 1 by default.
+    /// Factor of a key in families with multipliers; 1 by default.
     fn multiplier(&self, key: &str) -> Result<f64, FamilyError> {
         if !self.family.multipliers {
             return Ok(1.0);

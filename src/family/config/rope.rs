@@ -1,4 +1,4 @@
-//! The rotary embedding of a configuration, in every spelling.
+//! Rotary embedding of a configuration, in every spelling.
 
 use serde_json::Map;
 
@@ -7,8 +7,8 @@ use crate::error::FamilyError;
 use crate::rope::{RopeConfig, RopeScaling};
 use crate::row::DecoderFamily;
 
-/// The rotary embedding, and that of the layers with a window where the family has another for them; `head_dims` are the
-/// widths of heads in the one and the other.
+/// Reads the rotary embedding, and that of layers with a window if the family has one for them. `head_dims` are the
+/// head widths of both.
 pub(crate) fn read(
     keys: &Keys<'_>,
     family: &DecoderFamily,
@@ -29,11 +29,11 @@ pub(crate) fn read(
         let [full, sliding] = family.layer_types;
         let tables = [(full, theta, full_dim), (sliding, local_theta, local_dim)];
         let [full, local] = tables.map(|(name, theta, dim)| reader.table(parameters.object(name)?, theta, dim));
-        // beside types of layers, the type of RoPE is that of none
+        // a RoPE type beside the layer types has no effect
         parameters.finish(family.name, &["rope_type"], acknowledged)?;
         return Ok((full?, Some(local?)));
     }
-    // `rope_scaling` is the older spelling and wins where both are there, as in transformers
+    // `rope_scaling` is the older spelling and takes precedence, as in transformers
     let scaling = keys.object("rope_scaling")?.or(parameters);
     if family.scaled_rope {
         keys.required("rope_parameters", scaling.as_ref())?;
@@ -42,7 +42,7 @@ pub(crate) fn read(
     Ok((reader.table(scaling, theta, full_dim)?, local))
 }
 
-/// What the tables of a configuration share.
+/// Values that the tables of a configuration share.
 struct Reader<'a> {
     keys: &'a Keys<'a>,
     family: &'a DecoderFamily,
@@ -51,7 +51,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The table whose scaling the keys `scaling` tell; `theta` is its base unless they say otherwise.
+    /// Reads the table whose scaling is in the keys `scaling`; `theta` is its default base.
     fn table(&self, scaling: Option<Keys<'_>>, theta: f64, head_dim: u64) -> Result<RopeConfig, FamilyError> {
         let &Reader { keys, family, max_position_embeddings, acknowledged } = self;
         let empty = Map::new();
@@ -65,7 +65,7 @@ impl Reader<'_> {
         let kind = scaling.str("rope_type")?.or(scaling.str("type")?).unwrap_or("default");
         let part = self.rotated_part(kind, own_part, given)?;
         if family.late_query_scale {
-            // what is read elsewhere, and what is said twice
+            // read elsewhere, or redundant
             scaling.accept("llama_4_scaling_beta");
             scaling.accept("max_position_embeddings");
         }
@@ -86,21 +86,21 @@ impl Reader<'_> {
         let top_original = keys.u64("original_max_position_embeddings")?;
         let types = Types { keys: scaling, family, max_position_embeddings, top_original, head_dim, rope_dim };
         let rope = RopeConfig { rope_theta, rope_dim, scaling: types.read(kind, own_part)? };
-        // a length that the type doesn't use is harmless
+        // the length is harmless if the type doesn't use it
         scaling.accept("original_max_position_embeddings");
         scaling.finish(family.name, &["type", "rope_type"], acknowledged)?;
         check(&rope, scaling, max_position_embeddings)?;
         Ok(rope)
     }
 
-    /// The part of a head's dimensions that is rotated. `own` is what a table's parameters say, if they are `given`.
+    /// Part of a head's dimensions that is rotated. `own` is the part in a table's parameters, if those are `given`.
     fn rotated_part(&self, kind: &str, own: Option<f64>, given: bool) -> Result<f64, FamilyError> {
         let &Reader { keys, family, .. } = self;
         let top = keys.f64("partial_rotary_factor")?;
         match (family.partial_rotary, own.or(top)) {
             // all dimensions have their place in the table
             _ if family.gemma4_layers && kind == "proportional" => Ok(1.0),
-            // parameters by the type of the layer: what stands beside them has no effect
+            // with parameters by layer type, the top-level key has no effect
             (Some(default), _) if family.local_rope.is_some() => {
                 let factor = own.unwrap_or(if given { 1.0 } else { default });
                 match top.is_some_and(|top| top != factor) {
@@ -109,27 +109,27 @@ impl Reader<'_> {
                 }
             }
             (Some(default), factor) => Ok(factor.unwrap_or(default)),
-            // other families' default RoPE ignores the key and scaled ones use it: refuse all but 1
+            // in other families, default RoPE ignores the key and scaled RoPE uses it: accept only 1
             (None, None | Some(1.0)) => Ok(1.0),
             (None, Some(_)) => Err(keys.value("partial_rotary_factor", "1 in this family")),
         }
     }
 }
 
-/// What the types of RoPE are read from.
+/// Source of RoPE types.
 struct Types<'a> {
-    /// Within `rope_scaling` or `rope_parameters`.
+    /// Keys of `rope_scaling` or `rope_parameters`.
     keys: &'a Keys<'a>,
     family: &'a DecoderFamily,
     max_position_embeddings: u64,
-    /// The original length as the configuration says it beside them.
+    /// Original length given outside of those keys.
     top_original: Option<u64>,
     head_dim: u64,
     rope_dim: u64,
 }
 
 impl Types<'_> {
-    /// The scaling of a type; `part` is its `partial_rotary_factor`.
+    /// Reads the scaling of a type; `part` is its `partial_rotary_factor`.
     fn read(&self, kind: &str, part: Option<f64>) -> Result<RopeScaling, FamilyError> {
         let keys = self.keys;
         match kind {
@@ -140,7 +140,7 @@ impl Types<'_> {
                 self.ntk_alpha()
             }
             "dynamic" => self.dynamic(),
-            // Phi-3's oldest configurations call LongRoPE `su` or `yarn`
+            // the oldest configurations of Phi-3 call LongRoPE `su` or `yarn`
             "longrope" | "su" => self.longrope(),
             "yarn" if keys.has("short_factor") => self.longrope(),
             "yarn" => self.yarn(),
@@ -234,7 +234,7 @@ impl Types<'_> {
         Ok(self.keys.f64("factor")?.unwrap_or_else(ratio))
     }
 
-    /// The length that the model was trained for before it was made longer.
+    /// Length of the text that the model was trained on before its extension.
     fn original(&self) -> Result<u64, FamilyError> {
         let key = "original_max_position_embeddings";
         let nested = self.keys.u64(key)?;
@@ -244,7 +244,7 @@ impl Types<'_> {
         }
     }
 
-    /// A factor for each frequency.
+    /// Reads a factor for each frequency.
     fn factors(&self, key: &str) -> Result<Vec<f64>, FamilyError> {
         let half = (self.rope_dim / 2) as usize;
         let list = self.keys.required(key, self.keys.f64s(key)?)?;
@@ -256,7 +256,7 @@ impl Types<'_> {
     }
 }
 
-/// Checks that what was read gives frequencies.
+/// Checks that frequencies are positive and finite.
 fn check(rope: &RopeConfig, scaling: &Keys<'_>, max_position_embeddings: u64) -> Result<(), FamilyError> {
     let (frequencies, attention_factor) = rope.frequencies(max_position_embeddings);
     let sound = |number: &f64| number.is_finite() && *number > 0.0;

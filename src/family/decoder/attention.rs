@@ -1,4 +1,4 @@
-//! Inputs of a function that all its attention shares: rotary tables, masks, and where keys and values are written.
+//! Shared attention inputs of a function: rotary tables, masks, and cache writes.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -14,16 +14,16 @@ use anec_bundle::{PortRole, TokenCount};
 use anec_manifest::{KvWrite, StateForm};
 use anec_mil::{DataType, Dim, ValueId};
 
-/// What the layers of a function that attend are given.
+/// Attention inputs of a function's layers.
 pub(super) struct AttentionPorts {
     rotation: Option<Rotation>,
-    /// Of layers with a window, where they have their own table.
+    /// Rotation of layers with a window, if they have their own table.
     local_rotation: Option<Rotation>,
-    /// Of queries that are scaled by their position.
+    /// Rotation of queries with a position-dependent scale.
     query_rotation: Option<Rotation>,
-    /// One for the layers that see everything, one for each width of window.
+    /// Masks: one for full-attention layers, one for each width of window.
     masks: Vec<(Option<u64>, ValueId)>,
-    /// One for each number of slots.
+    /// Form of writes, for each number of slots.
     writes: Vec<(u64, Write)>,
 }
 
@@ -57,12 +57,12 @@ impl AttentionPorts {
         AttentionPorts { rotation, local_rotation, query_rotation, masks, writes }
     }
 
-    /// How caches of so many slots are written, if there are some.
+    /// Form of writes to caches with a number of slots.
     pub(super) fn write(&self, slots: u64) -> Option<Write> {
         self.writes.iter().find(|(of, _)| *of == slots).map(|(_, write)| *write)
     }
 
-    /// What a layer is given, if it attends.
+    /// Inputs of a layer, if it has attention.
     pub(super) fn of(&self, decoder: &Decoder, layer: usize, request: &FunctionRequest) -> Option<AttentionInputs> {
         let config = &decoder.config;
         let (window, slots) = decoder.view(layer, request);
@@ -73,12 +73,12 @@ impl AttentionPorts {
             query_rotation: self.query_rotation,
             mask,
             write: self.write(slots)?,
-            shares: config.layers[layer].keys_of.or(config.is_looked_at(layer, layer).then_some(layer)),
+            shares: config.layers[layer].keys_of.or(config.has_shared_keys(layer, layer).then_some(layer)),
         })
     }
 }
 
-/// The mask of layers that see `window` tokens, if not all, of a cache of so many slots.
+/// Mask of layers that see `window` tokens (`None` for all) in a cache of `slots` slots.
 fn mask(g: &mut Graph<'_>, ports: &mut Ports, window: Option<u64>, slots: u64) -> ValueId {
     let tokens = g.tokens.clone();
     let mut part = |g: &mut Graph<'_>, name: &str, role: PortRole, columns: Dim| {
@@ -89,13 +89,13 @@ fn mask(g: &mut Graph<'_>, ports: &mut Ports, window: Option<u64>, slots: u64) -
     if g.form.state == StateForm::PerLayer {
         return part(g, "attn_mask", PortRole::AttentionMask { window }, slots);
     }
-    // rows that aren't written at once are seen behind the slots
+    // rows that are written later follow the slots
     let past = part(g, "past_mask", PortRole::PastMask { window }, slots);
     let call = part(g, "call_mask", PortRole::CallMask { window }, tokens.clone());
     g.ops.concat(&[past, call], 3)
 }
 
-/// How caches of `slots` slots are written. In a ring a call's slots may lie at both ends, so there is no slice.
+/// Form of writes to caches of `slots` slots. A ring buffer may wrap around, so it has no slice.
 fn write(g: &mut Graph<'_>, ports: &mut Ports, slots: u64, request: &FunctionRequest) -> Write {
     if g.form.state == StateForm::Host {
         return Write::Append;

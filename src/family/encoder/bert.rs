@@ -1,5 +1,5 @@
-//! BERT (arXiv:1810.04805) and RoBERTa (arXiv:1907.11692, arXiv:1911.02116): layer norms of the sums, learned positions,
-//! plain feed-forward networks, biases everywhere.
+//! BERT (arXiv:1810.04805) and RoBERTa (arXiv:1907.11692, arXiv:1911.02116): layer norms of the sums, learned
+//! positions, plain feed-forward networks, biases everywhere.
 //!
 //! ```text
 //! x = norm(embedding + position + type)
@@ -30,26 +30,26 @@ use anec_bundle::Pooling;
 use anec_manifest::Role;
 use anec_source::{Ledger, SourceWeight};
 
-/// What tells the models with BERT's layers apart.
+/// Differences between models with BERT's layers.
 pub(super) struct BertFamily {
-    /// Name, which is transformers' `model_type`.
+    /// Name: transformers' `model_type`.
     pub(super) name: &'static str,
-    /// What stands before the names of tensors in files with a head.
+    /// Prefix of tensor names in files with a head.
     prefix: &'static str,
-    /// Positions begin behind that of the padding token, which this is where no key says it.
+    /// Default padding token, behind which positions begin; `None` if positions begin at 0.
     padding: Option<u64>,
-    /// The head's layers: the one before the labels, and the labels.
+    /// Head layers: the one before the labels, and the labels.
     head: [&'static str; 2],
 }
 
-/// All of them.
+/// Families with BERT's layers.
 pub(super) const ROWS: &[BertFamily] = &[
     BertFamily { name: "bert", prefix: "bert.", padding: None, head: ["bert.pooler.dense", "classifier"] },
     BertFamily { name: "roberta", ..ROBERTA },
     BertFamily { name: "xlm-roberta", ..ROBERTA },
 ];
 
-/// A GGUF file doesn't tell them apart: the rows of positions that no token has aren't in it, and heads have one name.
+/// Row for GGUF files, which have no unused rows of positions and one set of head names.
 pub(super) const GGUF: BertFamily = BertFamily { name: "bert", padding: None, ..ROBERTA };
 
 const ROBERTA: BertFamily = BertFamily {
@@ -59,7 +59,7 @@ const ROBERTA: BertFamily = BertFamily {
     head: ["classifier.dense", "classifier.out_proj"],
 };
 
-/// Keys without effect: of training, and of how the heads that aren't there are made.
+/// Neutral keys: of training, and of absent heads.
 pub(super) const NEUTRAL: &[&str] = &[
     "attention_probs_dropout_prob",
     "classifier_dropout",
@@ -78,7 +78,7 @@ pub(super) const NEUTRAL: &[&str] = &[
     "tie_word_embeddings",
 ];
 
-/// The configuration, resolved.
+/// Resolved configuration.
 #[derive(Clone, Debug, Serialize)]
 struct BertConfig {
     hidden_size: u64,
@@ -86,7 +86,7 @@ struct BertConfig {
     num_hidden_layers: usize,
     num_attention_heads: u64,
     vocab_size: u64,
-    /// Rows of the table of positions.
+    /// Rows of the position table.
     max_position_embeddings: u64,
     /// Row of the first token.
     first_position: u64,
@@ -109,7 +109,7 @@ impl BertConfig {
         }
         for key in ["is_decoder", "add_cross_attention"] {
             if keys.bool(key)? == Some(true) {
-                return Err(keys.value(key, "false: a text is looked at in both directions"));
+                return Err(keys.value(key, "false: attention is bidirectional"));
             }
         }
         let layer_norm_eps = keys.f64("layer_norm_eps")?.unwrap_or(1e-12);
@@ -153,14 +153,14 @@ pub(super) fn open(
     let keys = Keys::new(place, "", config);
     let config = BertConfig::read(&keys, row)?;
     let purpose = purpose(&keys, Pooling::Cls)?;
-    // read above, and no matter of how many labels there are
+    // read above; independent of the number of labels
     keys.accept("num_labels");
     keys.finish(row.name, &[NEUTRAL_KEYS, NEUTRAL].concat(), acknowledged)?;
     let naming = EncoderNaming::of(ledger, "embeddings.word_embeddings", row.prefix);
     Tensors { ledger, config: &config, naming }.encoder(row, purpose)
 }
 
-/// The weights of a source, taken from its ledger.
+/// Weights of a source, taken from its ledger.
 struct Tensors<'a, 'b> {
     ledger: &'a mut Ledger<'b>,
     config: &'a BertConfig,
@@ -189,7 +189,7 @@ impl Tensors<'_, '_> {
                 None
             }
         };
-        self.ledger.ignore(&self.naming.name("embeddings.position_ids"), "positions are counted");
+        self.ledger.ignore(&self.naming.name("embeddings.position_ids"), "positions are computed");
         Ok(Encoder {
             embedding,
             positions: Some(positions.clone()),

@@ -1,5 +1,5 @@
-//! EmbeddingGemma (arXiv:2509.20354): Gemma 3 that looks at a text in both directions. What is a window of a decoder is a
-//! band here, half as far on each side; all else is the decoder's.
+//! EmbeddingGemma (arXiv:2509.20354): a bidirectional Gemma 3. A decoder's window becomes a band of half the width on
+//! each side; everything else is the decoder's.
 
 use serde_json::Value as Json;
 
@@ -14,7 +14,7 @@ use anec_base::Result;
 use anec_bundle::Pooling;
 use anec_source::Ledger;
 
-/// Opens a decoder whose configuration says that it looks both ways.
+/// Opens a decoder whose configuration is bidirectional.
 pub(crate) fn open(
     config: DecoderConfig,
     row: &'static DecoderFamily,
@@ -27,7 +27,7 @@ pub(crate) fn open(
     let layers =
         (0..config.num_hidden_layers).map(|index| layer(&mut tensors, &config, index)).collect::<Result<_>>()?;
     for name in ["lm_head.weight", "output.weight"] {
-        ledger.ignore(name, "no part of the hidden states");
+        ledger.ignore(name, "not needed for hidden states");
     }
     let mut encoder = Encoder {
         embedding,
@@ -63,7 +63,7 @@ fn layer(tensors: &mut Tensors<'_, '_>, config: &DecoderConfig, index: usize) ->
         },
         other => other,
     };
-    // a window counts the token itself; its half does on both sides
+    // a window includes the token itself; half of it lies on each side
     let band = config.layers[index].window.map(|window| window / 2);
     Ok(EncoderLayer { layer: Layer { mixer, ..layer }, band })
 }

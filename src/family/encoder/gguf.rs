@@ -1,7 +1,7 @@
-//! GGUF files of encoders: their keys in the words of `config.json`.
+//! GGUF files of encoders: conversion of their keys to those of `config.json`.
 //!
-//! llama.cpp has two architectures for them: `bert`, which RoBERTa and XLM-RoBERTa are, too (rows of positions that no
-//! token has are left out of the file), and `modern-bert`. No key tells the activation of the former: it is the exact GELU.
+//! llama.cpp has two architectures for them: `bert`, also used for RoBERTa and XLM-RoBERTa (unused rows of positions
+//! are omitted from the file), and `modern-bert`. `bert` files have no key for the activation: it is the exact GELU.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -21,7 +21,7 @@ const BERT: &str = "bert";
 /// Architecture of ModernBERT.
 const MODERN_BERT: &str = "modern-bert";
 
-/// Keys below `{architecture}.` and what they are called in `config.json`.
+/// Keys below `{architecture}.` and their names in `config.json`.
 const KEYS: &[(&str, &str)] = &[
     ("embedding_length", "hidden_size"),
     ("block_count", "num_hidden_layers"),
@@ -30,13 +30,13 @@ const KEYS: &[(&str, &str)] = &[
     ("context_length", "max_position_embeddings"),
 ];
 
-/// Those of one architecture alone.
+/// Keys of a single architecture.
 fn own_keys(architecture: &str) -> &'static [(&'static str, &'static str)] {
     match architecture {
         BERT => &[("attention.layer_norm_epsilon", "layer_norm_eps"), ("hidden_activation", "hidden_act")],
         _ => &[
             ("attention.layer_norm_epsilon", "norm_eps"),
-            // the converter knows the epsilon by the name that others give to that of RMS norms
+            // the converter also writes the epsilon under the key of RMS norms
             ("attention.layer_norm_rms_epsilon", "norm_eps"),
             ("attention.sliding_window", "local_attention"),
             ("attention.sliding_window_pattern", "global_attn_every_n_layers"),
@@ -47,12 +47,12 @@ fn own_keys(architecture: &str) -> &'static [(&'static str, &'static str)] {
     }
 }
 
-/// Whether an architecture is an encoder's.
+/// Returns whether an architecture is an encoder's.
 pub(crate) fn is_architecture(architecture: &str) -> bool {
     [BERT, MODERN_BERT].contains(&architecture)
 }
 
-/// The architecture of a family's GGUF files.
+/// Architecture of a family's GGUF files.
 pub(super) fn architecture_of(family: &str) -> &'static str {
     if family == modernbert::ROPE.name { MODERN_BERT } else { BERT }
 }
@@ -78,7 +78,7 @@ pub(crate) fn open(
     Ok(Box::new(encoder))
 }
 
-/// The configuration that a file stands for.
+/// Configuration for the metadata of a file.
 fn configuration(
     place: &str,
     metadata: &GgufMetadata,
@@ -99,18 +99,18 @@ fn configuration(
         let unless = |expected: Json| Some(expected).filter(|expected| json != *expected);
         let renamed = KEYS.iter().chain(own_keys).find(|(gguf, _)| *gguf == own);
         let expected = match (own, renamed) {
-            // several keys may say one thing
+            // several keys may have the same meaning
             (_, Some((_, name))) => config.insert((*name).to_owned(), json.clone()).and_then(unless),
             ("attention.causal", _) => unless(json!(false)),
             ("attention.head_count_kv", _) => {
                 unless(json!(metadata.u64(&format!("{prefix}attention.head_count"))?.unwrap_or_default()))
             }
             ("rope.scaling.type", _) => unless(json!("none")),
-            // read with what follows hidden states, with the head, or said by tensors
+            // read with the head, with the pooling, or from tensors
             ("pooling_type" | "classifier.output_labels" | "vocab_size", _) => None,
             ("dense_2_feat_in" | "dense_2_feat_out" | "dense_3_feat_in" | "dense_3_feat_out", _) => None,
             _ => {
-                // under its own name, where the reader refuses it unless the user has acknowledged it
+                // unknown keys keep their name; the reader refuses them unless the user has acknowledged them
                 config.insert(key.to_owned(), json.clone());
                 None
             }
@@ -149,7 +149,7 @@ fn configuration(
     Ok(config)
 }
 
-/// What a head for whole texts adds to the configuration, if there is one.
+/// Configuration keys of a sequence classification head, if there is one.
 fn head(place: &str, metadata: &GgufMetadata, architecture: &str, ledger: &Ledger<'_>) -> Result<Map<String, Json>> {
     let mut config = Map::new();
     let labels = ledger.source().tensor("cls.output.weight").map(SourceTensor::rows);
@@ -170,7 +170,7 @@ fn head(place: &str, metadata: &GgufMetadata, architecture: &str, ledger: &Ledge
     }
     config.insert("architectures".into(), json!(["ForSequenceClassification"]));
     if architecture == MODERN_BERT {
-        // there is no key for it: llama.cpp pools its states so
+        // GGUF has no key for it: llama.cpp uses mean pooling
         config.insert("classifier_pooling".into(), json!("mean"));
     }
     let (key, value) = match metadata.strings(&format!("{architecture}.classifier.output_labels"))? {

@@ -1,4 +1,4 @@
-//! The head of a classifier of texts: `W_out norm(act(W_dense x + b)) + b`, of one pooled hidden state.
+//! Head of a sequence classifier: `W_out norm(act(W_dense x + b)) + b` of a pooled hidden state.
 
 use std::ops::Range;
 
@@ -11,20 +11,20 @@ use crate::row::Activation;
 use anec_base::Result;
 use anec_bundle::PortRole;
 
-/// Its weights.
+/// Weights of the head.
 pub(super) struct Head {
-    /// The layer before the labels.
+    /// Layer before the labels.
     pub(super) dense: Linear,
-    /// Its activation; the hyperbolic tangent where there is none of the others.
+    /// Activation of the dense layer; tanh if `None`.
     pub(super) activation: Option<Activation>,
-    /// Of what it gives.
+    /// Norm of the dense layer's output.
     pub(super) norm: Option<Norm>,
-    /// A row for each label.
+    /// Output projection with a row for each label.
     pub(super) output: Linear,
 }
 
 impl Head {
-    /// The function that gives the logits of labels `rows`.
+    /// Builds the function that computes the logits of labels `rows`.
     pub(super) fn function(&self, g: &mut Graph<'_>, width: u64, rows: Range<u64>, argmax: bool) -> Result<Ports> {
         let mut ports = Ports::default();
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(width));
@@ -48,7 +48,7 @@ impl Head {
         Ok(ports)
     }
 
-    /// Takes hidden states times `factor` for what they were.
+    /// Adapts the head to hidden states multiplied by `factor`.
     pub(super) fn take_scaled(&mut self, factor: f64) {
         self.dense.weight = self.dense.weight.scale((1.0 / factor) as f32);
     }

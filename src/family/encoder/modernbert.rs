@@ -1,5 +1,5 @@
-//! ModernBERT (arXiv:2412.13663): norms before the blocks, rotary embeddings, gated networks; most layers see a band of the
-//! text, every third all of it, each kind with its own base of rotation.
+//! ModernBERT (arXiv:2412.13663): norms before the blocks, rotary embeddings, gated networks. Two of three layers see a
+//! band of the text, the others all of it; each kind has its own RoPE base.
 //!
 //! ```text
 //! x = norm(embedding)
@@ -33,7 +33,7 @@ use anec_bundle::Pooling;
 use anec_manifest::Role;
 use anec_source::{Ledger, SourceWeight};
 
-/// No decoder, but its rotary embeddings are read as one's.
+/// Row for the RoPE reader; ModernBERT is no decoder.
 pub(super) const ROPE: DecoderFamily = DecoderFamily {
     name: "modernbert",
     gguf: &[],
@@ -43,7 +43,7 @@ pub(super) const ROPE: DecoderFamily = DecoderFamily {
     ..LLAMA
 };
 
-/// Keys without effect: of training, of other heads, and of how others compute.
+/// Neutral keys: of training, of other heads, and of other implementations.
 pub(super) const NEUTRAL: &[&str] = &[
     "classifier_dropout",
     "cls_token_id",
@@ -65,7 +65,7 @@ pub(super) const NEUTRAL: &[&str] = &[
     "tie_word_embeddings",
 ];
 
-/// The configuration, resolved.
+/// Resolved configuration.
 #[derive(Clone, Debug, Serialize)]
 struct ModernBertConfig {
     hidden_size: u64,
@@ -82,9 +82,9 @@ struct ModernBertConfig {
     classifier_bias: bool,
     classifier_activation: Activation,
     classifier_pooling: Pooling,
-    /// Tokens that a layer sees that doesn't see all, on both sides together.
+    /// Width of the band of local layers, both sides together.
     local_attention: u64,
-    /// How far the tokens of a layer see on each side, if not all of the text.
+    /// Distance that each layer's tokens see on each side; `None` for the whole text.
     bands: Vec<Option<u64>>,
     rope: RopeConfig,
     rope_local: RopeConfig,
@@ -147,7 +147,7 @@ impl ModernBertConfig {
     }
 }
 
-/// Which layers see a band: all but every so manieth, or as `layer_types` says.
+/// Band of each layer: all layers except every Nth, or by `layer_types`.
 fn bands(keys: &Keys<'_>, count: usize) -> Result<Vec<Option<u64>>, FamilyError> {
     let band = keys.u64("local_attention")?.unwrap_or(128) / 2;
     let [full, sliding] = ROPE.layer_types;
@@ -179,7 +179,7 @@ pub(super) fn open(
     Tensors { ledger, config: &config, naming }.encoder(purpose)
 }
 
-/// The weights of a source, taken from its ledger.
+/// Weights of a source, taken from its ledger.
 struct Tensors<'a, 'b> {
     ledger: &'a mut Ledger<'b>,
     config: &'a ModernBertConfig,
@@ -257,7 +257,7 @@ impl Tensors<'_, '_> {
             activation: config.activation,
         };
         let before = |norm| Norms { before: norm, after: None, of_sum: None, scaling: None };
-        // what enters the first layer is normed already
+        // the input of the first layer is normed already
         let attention_norm = (index > 0).then(|| self.norm(&name("attn_norm"), "attn_norm")).transpose()?;
         let layer = Layer {
             form: LayerForm::Sequential,
@@ -303,7 +303,7 @@ impl Tensors<'_, '_> {
     }
 }
 
-/// Some rows of a projection.
+/// Slices the rows of a projection.
 fn rows(of: &Linear, name: &'static str, range: std::ops::Range<u64>) -> Result<Linear> {
     let bias = of.bias.as_ref().map(|bias| bias.slice(range.clone())).transpose()?;
     Ok(Linear { name, role: of.role, weight: of.weight.slice(range)?, bias })

@@ -1,8 +1,8 @@
-//! What sources of encoders call their tensors.
+//! Tensor names of encoders.
 
 use anec_source::Ledger;
 
-/// Tensors of no layer: their names in transformers and in GGUF.
+/// Tensors outside of layers: names in transformers and in GGUF.
 const NAMES: &[(&str, &str)] = &[
     ("embeddings.word_embeddings", "token_embd"),
     ("embeddings.position_embeddings", "position_embd"),
@@ -19,7 +19,7 @@ const NAMES: &[(&str, &str)] = &[
     ("classifier", "cls.output"),
 ];
 
-/// Tensors of a layer, below `encoder.layer.N.` or `layers.N.`, and below `blk.N.`.
+/// Tensors of a layer: names below `encoder.layer.N.` or `layers.N.`, and below `blk.N.`.
 const LAYER_NAMES: &[(&str, &str)] = &[
     ("attention.self.query", "attn_q"),
     ("attention.self.key", "attn_k"),
@@ -37,17 +37,17 @@ const LAYER_NAMES: &[(&str, &str)] = &[
     ("mlp.Wo", "ffn_down"),
 ];
 
-/// How a file names tensors.
+/// Naming scheme of a file's tensors.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum EncoderNaming {
-    /// As transformers, with something before the names.
+    /// Names of transformers with a prefix.
     HuggingFace(&'static str),
-    /// As llama.cpp.
+    /// Names of llama.cpp.
     Gguf,
 }
 
 impl EncoderNaming {
-    /// How the file names tensors whose `embedding` transformers names so, in files with a head behind `prefix`.
+    /// Naming of a file whose embedding is called `embedding` in transformers and has `prefix` in files with a head.
     pub(super) fn of(ledger: &Ledger<'_>, embedding: &str, prefix: &'static str) -> Self {
         match ledger.source().gguf() {
             Some(_) => EncoderNaming::Gguf,
@@ -56,7 +56,7 @@ impl EncoderNaming {
         }
     }
 
-    /// The same for what stands outside of the encoder.
+    /// Naming of tensors outside of the encoder.
     pub(super) fn outside(self) -> Self {
         match self {
             EncoderNaming::HuggingFace(_) => EncoderNaming::HuggingFace(""),
@@ -64,7 +64,7 @@ impl EncoderNaming {
         }
     }
 
-    /// The name of a tensor, without `.weight` or `.bias`.
+    /// Name of a tensor, without `.weight` or `.bias`.
     pub(super) fn name(self, tensor: &str) -> String {
         let find = |names: &[(&str, &str)], name: &str| {
             names.iter().find(|(own, _)| *own == name).map_or(name, |(_, gguf)| gguf).to_owned()

@@ -3,7 +3,7 @@
 use super::POST_NORMS;
 use crate::row::{Activation, Bias, DecoderFamily, LLAMA, MixtureKind, NormPlacement, QkNorm, Softcap, WindowRule};
 
-/// What GGUF calls the tensors of Gemma 4.
+/// GGUF names of Gemma 4.
 const GEMMA4_GGUF: &[(&str, &str)] = &[
     ("post_attention_layernorm", "post_attention_norm"),
     ("pre_feedforward_layernorm", "ffn_norm"),
@@ -16,7 +16,7 @@ const GEMMA4_GGUF: &[(&str, &str)] = &[
     ("post_per_layer_input_norm", "post_norm"),
 ];
 
-/// What both rows of Gemma 4 begin with.
+/// Base of both Gemma 4 rows.
 const GEMMA4_BASE: DecoderFamily = DecoderFamily {
     qk_norm: QkNorm::PerHead,
     norms: NormPlacement::Both,
@@ -44,10 +44,10 @@ pub(super) const GEMMA: DecoderFamily = DecoderFamily {
     gelu_is_tanh: true,
     scaled_embedding: true,
     default_tie_word_embeddings: true,
-    // as its successors
+    // as in its successors
     hidden_scale: 1.0 / 16.0,
     inert_keys: &[("use_bidirectional_attention", "0")],
-    // what transformers doesn't read
+    // transformers doesn't read it
     neutral_keys: &["hidden_activation"],
     ..LLAMA
 };
@@ -103,10 +103,10 @@ pub(super) const GEMMA3: DecoderFamily = DecoderFamily {
     default_rope_theta: 1_000_000.0,
     default_tie_word_embeddings: true,
     logits_softcap: Softcap::Key(None),
-    may_look_both_ways: true,
+    may_be_bidirectional: true,
     // the smallest model's hidden states reach 104,000, those of larger ones more
     hidden_scale: 1.0 / 16.0,
-    // transformers reads it, and computes without it
+    // transformers reads it without effect
     neutral_keys: &["attn_logit_softcapping"],
     ..LLAMA
 };
@@ -137,7 +137,7 @@ pub(super) const GEMMA4: DecoderFamily = DecoderFamily {
     ..GEMMA4_BASE
 };
 
-/// Gemma 4 without encoders of images and sound: neither experts nor vectors of tokens for layers.
+/// Gemma 4 without encoders of images and sound: neither experts nor per-layer embeddings.
 pub(super) const GEMMA4_UNIFIED: DecoderFamily = DecoderFamily {
     name: "gemma4_unified_text",
     wrappers: &["gemma4_unified"],

@@ -1,11 +1,11 @@
-//! Rows of families with layers that mix tokens by something else than attention, or beside it.
+//! Rows of families with layers whose token mixer isn't attention alone.
 
 use super::QWEN_EXPERTS;
 use crate::row::{
     Bias, DecoderFamily, LLAMA, MixerKind, MixtureKind, NEXT_TOKENS, QkNorm, SharedExpertRule, WindowRule,
 };
 
-/// What Qwen3.5 and Qwen3-Next call in GGUF what others don't have.
+/// GGUF names of Qwen3.5 and Qwen3-Next that other families don't have.
 const QWEN_HYBRID_GGUF: &[(&str, &str)] = &[
     ("post_attention_layernorm", "post_attention_norm"),
     ("linear_attn.in_proj_qkvz", "ssm_in"),
@@ -21,7 +21,7 @@ const QWEN_HYBRID_GGUF: &[(&str, &str)] = &[
     ("linear_attn.out_proj", "ssm_out"),
 ];
 
-/// What GGUF calls the tensors of Mamba-2.
+/// GGUF names of Mamba-2's tensors.
 const MAMBA2_GGUF: &[(&str, &str)] = &[
     ("mamba.in_proj", "ssm_in"),
     ("mamba.conv1d", "ssm_conv1d"),
@@ -32,7 +32,7 @@ const MAMBA2_GGUF: &[(&str, &str)] = &[
     ("mamba.out_proj", "ssm_out"),
 ];
 
-/// What LFM2 calls its tensors.
+/// Tensor names of LFM2.
 const LFM2_TENSORS: &[(&str, &str)] = &[
     ("input_layernorm", "operator_norm"),
     ("post_attention_layernorm", "ffn_norm"),
@@ -45,7 +45,7 @@ const LFM2_TENSORS: &[(&str, &str)] = &[
     ("norm", "embedding_norm"),
 ];
 
-/// What GGUF calls them.
+/// GGUF names of LFM2.
 const LFM2_GGUF: &[(&str, &str)] = &[
     ("norm", "token_embd_norm"),
     ("conv.conv", "shortconv.conv"),
@@ -79,10 +79,10 @@ pub(super) const GRANITEMOEHYBRID: DecoderFamily = DecoderFamily {
     fused_mlp: true,
     output_bias: Bias::Key("attention_bias"),
     mlp_bias: Bias::Never,
-    rope_if_said: true,
+    rope_by_key: true,
     multipliers: true,
     inert_keys: &[("normalization_function", "\"rmsnorm\"")],
-    // of training, of how much text kernels take at a time, or of a RoPE that isn't there
+    // of training, of kernel chunk sizes, or of a RoPE that isn't there
     neutral_keys: &["mamba_chunk_size", "output_router_logits", "router_aux_loss_coef", "init_method"],
     ..LLAMA
 };
@@ -103,7 +103,7 @@ pub(super) const FALCON_H1: DecoderFamily = DecoderFamily {
     mixer: MixerKind::AttentionAndMamba2,
     default_rms_norm_eps: 1e-5,
     inert_keys: &[("mamba_use_mlp", "1")],
-    // of training, of how much text kernels take at a time, of what a call returns, or said twice
+    // of training, of kernel chunk sizes, of return values, or redundant
     neutral_keys: &[
         "mamba_chunk_size",
         "mamba_expand",
@@ -139,7 +139,7 @@ pub(super) const LFM2: DecoderFamily = DecoderFamily {
     default_tie_word_embeddings: true,
     default_rms_norm_eps: 1e-5,
     inert_keys: &[("block_use_swiglu", "1"), ("use_pos_enc", "1")],
-    // of the initialisation, or said twice
+    // of the initialisation, or redundant
     neutral_keys: &[
         "block_dim",
         "block_mlp_init_scale",
@@ -172,7 +172,7 @@ pub(super) const LFM2_MOE: DecoderFamily = DecoderFamily {
     default_rope_theta: 1_000_000.0,
     default_tie_word_embeddings: true,
     default_rms_norm_eps: 1e-5,
-    // GGUF: the router's outputs go through a sigmoid
+    // GGUF: the router's scores are sigmoids
     inert_keys: &[("expert_gating_func", "2")],
     neutral_keys: &["output_router_logits"],
     ..LLAMA
@@ -193,7 +193,7 @@ pub(super) const QWEN3_5: DecoderFamily = DecoderFamily {
     mlp_bias: Bias::Never,
     partial_rotary: Some(0.25),
     mrope: true,
-    // of training, and of the prediction of several tokens at once
+    // of training, and of multi-token prediction
     inert_keys: &[("attn_output_gate", "1"), ("mlp_only_layers", "[]"), ("output_gate_type", "\"swish\"")],
     neutral_keys: &["mamba_ssm_dtype", "mtp_num_hidden_layers"],
     ..LLAMA
@@ -242,7 +242,7 @@ pub(super) const QWEN3_5_MOE: DecoderFamily = DecoderFamily {
     partial_rotary: Some(0.25),
     mrope: true,
     inert_keys: &[("attn_output_gate", "1"), ("mlp_only_layers", "[]"), ("output_gate_type", "\"swish\"")],
-    // of training, and of the prediction of several tokens at once
+    // of training, and of multi-token prediction
     neutral_keys: &["mamba_ssm_dtype", "mtp_num_hidden_layers", "output_router_logits", "router_aux_loss_coef"],
     ..LLAMA
 };

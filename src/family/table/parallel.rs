@@ -1,4 +1,4 @@
-//! Rows of families whose attention and feed-forward network lie beside each other, on the same input.
+//! Rows of families with parallel attention and feed-forward network.
 
 use crate::row::{Activation, Bias, DecoderFamily, LLAMA, LayerForm, LayerFormRule, NormKind, QkNorm, WindowRule};
 
@@ -41,14 +41,14 @@ pub(super) const COHERE: DecoderFamily = DecoderFamily {
     ..COMMAND
 };
 
-/// Command R7B and Command A: layers with a window rotate, those that attend to everything don't.
+/// Command R7B and Command A: layers with a window rotate, full-attention layers don't.
 pub(super) const COHERE2: DecoderFamily = DecoderFamily {
     name: "cohere2",
     gguf: &["cohere2"],
     default_sizes: &[("sliding_window", 4096)],
     window: WindowRule::Pattern(4),
     rope_in_windows: true,
-    // published configurations say so of what the class always does
+    // published configurations state the class's fixed behaviour
     inert_keys: &[
         ("order_of_interleaved_layers", "\"local_attn_first\""),
         ("position_embedding_type", "\"rope_gptj\""),
@@ -58,14 +58,14 @@ pub(super) const COHERE2: DecoderFamily = DecoderFamily {
         ("use_parallel_block", "1"),
         ("use_parallel_embedding", "1"),
     ],
-    // the period of layers, said twice
+    // the period of layers, redundant
     neutral_keys: &["layer_switch"],
     ..COMMAND
 };
 
-/// What both begin with.
+/// Base of both Command rows.
 const COMMAND: DecoderFamily = DecoderFamily {
-    neighbours_rotate: true,
+    rotates_neighbours: true,
     key_names: &[("rms_norm_eps", "layer_norm_eps")],
     form: LayerFormRule::Always(LayerForm::ParallelOneNorm),
     norm: NormKind::LayerWithoutBias,
@@ -76,7 +76,7 @@ const COMMAND: DecoderFamily = DecoderFamily {
     ..LLAMA
 };
 
-/// GPT-NeoX: Pythia.
+/// GPT-NeoX, Pythia.
 pub(super) const GPT_NEOX: DecoderFamily = DecoderFamily {
     name: "gpt_neox",
     gguf: &["gptneox"],
@@ -116,7 +116,7 @@ pub(super) const GPT_NEOX: DecoderFamily = DecoderFamily {
     ..LLAMA
 };
 
-/// StableLM: the layers of the largest are parallel.
+/// StableLM; the largest models have parallel layers.
 pub(super) const STABLELM: DecoderFamily = DecoderFamily {
     name: "stablelm",
     gguf: &["stablelm"],

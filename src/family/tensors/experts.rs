@@ -1,4 +1,4 @@
-//! The weights of experts.
+//! Weights of experts.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use anec_base::Result;
 use anec_manifest::Role;
 use anec_source::{RowOrder, SourceDtype, SourceWeight, ZeroPoints};
 
-/// Numbers that have an exponent in common in MXFP4.
+/// Number of elements that share an exponent in MXFP4.
 const MXFP4_BLOCK: u64 = 32;
 
 impl Tensors<'_, '_> {
@@ -84,7 +84,7 @@ impl Tensors<'_, '_> {
             let name = self.layer_name(index, tensor);
             self.take(&name, &[length], because)
         };
-        // nothing comes before the first layer
+        // the first layer has no earlier state
         let state_scale = (index > 0).then(|| vector("mlp.gate.router_states_scale", width)).transpose()?;
         let balancing_bias = vector("mlp.gate.balancing_biases", classes)?;
         let norm = self.norm(index, "mlp.gate.router_mlp.norm", "norm", width, "router_hidden_size")?;
@@ -105,7 +105,7 @@ impl Tensors<'_, '_> {
         })
     }
 
-    /// Gates and ups `[experts * width, hidden]` and downs `[experts * hidden, width]` of all experts.
+    /// Takes gates and ups `[experts * width, hidden]` and downs `[experts * hidden, width]` of all experts.
     fn expert_weights(&mut self, index: usize, config: ExpertsConfig) -> Result<[SourceWeight; 3]> {
         let (experts, width, hidden) = (config.num_experts, config.moe_intermediate_size, self.config.hidden_size);
         let because = "num_experts, moe_intermediate_size, hidden_size";
@@ -134,7 +134,7 @@ impl Tensors<'_, '_> {
         let [fused, stacked_down] =
             ["feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"].map(stacked);
         if self.ledger.has(&fused) {
-            // some published files have each matrix on its side
+            // some published files have transposed matrices
             let mut upright = |name: &str, rows: u64, columns: u64| -> Result<SourceWeight> {
                 let shapes = [[experts, rows, columns], [experts, columns, rows]];
                 let weight = self.take_any(name, &shapes.each_ref().map(|shape| &shape[..]), because)?;
@@ -154,7 +154,8 @@ impl Tensors<'_, '_> {
         Ok([all(gate, width, hidden)?, all(up, width, hidden)?, all(down, hidden, width)?])
     }
 
-    /// Experts with biases. transformers has gates and ups in turn, as matrices `[inputs, outputs]` or, in MXFP4, on their side.
+    /// Takes experts with biases. transformers interleaves gates and ups, as matrices `[inputs, outputs]` or, in MXFP4,
+    /// transposed.
     fn clamped_experts(&mut self, index: usize, config: ExpertsConfig, clamped: ClampedExperts) -> Result<Experts> {
         let (experts, width, hidden) = (config.num_experts, config.moe_intermediate_size, self.config.hidden_size);
         let because = "num_experts, intermediate_size, hidden_size";
@@ -189,8 +190,8 @@ impl Tensors<'_, '_> {
         clamped_experts(halves, down, &down_bias, experts, clamped)
     }
 
-    /// Matrices in MXFP4 (OCP Microscaling Formats 1.0), which safetensors files hold as bytes: 32 numbers of a row, two to a
-    /// byte, have an exponent in common. Gives them one after another.
+    /// Takes matrices in MXFP4 (OCP Microscaling Formats 1.0), which safetensors files store as bytes: 32 elements of a
+    /// row, two to a byte, share an exponent. Returns them concatenated.
     fn mxfp4(&mut self, name: &str, [count, rows, columns]: [u64; 3], because: &str) -> Result<SourceWeight> {
         let blocks = columns.div_ceil(MXFP4_BLOCK);
         let codes = [count, rows, blocks, MXFP4_BLOCK / 2];
@@ -203,8 +204,8 @@ impl Tensors<'_, '_> {
     }
 }
 
-/// Experts whose gates and ups are held below a limit, of gates and ups `[experts * width, hidden]` with biases
-/// `[experts, width]`, downs `[hidden, experts * width]` and biases `[experts, hidden]`.
+/// Builds clamped experts from gates and ups `[experts * width, hidden]` with biases `[experts, width]`, downs
+/// `[hidden, experts * width]` and biases `[experts, hidden]`.
 pub(crate) fn clamped_experts(
     [gate, up]: [(SourceWeight, SourceWeight); 2],
     down: SourceWeight,
@@ -220,14 +221,14 @@ pub(crate) fn clamped_experts(
         gate: half("gate_proj", gate)?,
         up: half("up_proj", up)?,
         down: Linear { name: "down_proj", role: Role::Expert, weight: down, bias: None },
-        // a bias, though it is a projection: never quantized
+        // a bias in the form of a projection: never quantized
         down_bias: Some(Linear { name: "down_biases", role: Role::Bias, weight: down_bias.transpose()?, bias: None }),
         gating: Gating::ClampedSwiGlu { alpha, limit },
         num_experts,
     })
 }
 
-/// Gates and ups `[experts * width, hidden]`, where each expert has its gate, then its up.
+/// Gates and ups `[experts * width, hidden]` from a tensor with each expert's gate followed by its up.
 fn gates_and_ups(both: &SourceWeight, [experts, width, hidden]: [u64; 3]) -> Result<[SourceWeight; 2]> {
     let both = both.reshape(&[experts, 2 * width * hidden])?;
     let half = |first: u64| -> Result<SourceWeight> {
@@ -237,7 +238,7 @@ fn gates_and_ups(both: &SourceWeight, [experts, width, hidden]: [u64; 3]) -> Res
     Ok([half(0)?, half(1)?])
 }
 
-/// Matrices of `rows` rows, one after another, as one of `rows` rows: side by side.
+/// Concatenates stacked matrices of `rows` rows side by side.
 fn side_by_side(stacked: &SourceWeight, count: u64, rows: u64) -> Result<SourceWeight> {
     let by_row = stacked.reorder(RowOrder::Transposed([count, rows]))?;
     Ok(by_row.reshape(&[rows, count * stacked.columns()])?)

@@ -1,4 +1,4 @@
-//! The weights that Gemma 4 has beside those of other decoders.
+//! Weights that only Gemma 4 has.
 
 use std::sync::OnceLock;
 
@@ -17,8 +17,8 @@ use anec_source::SourceWeight;
 use anec_source::error::Result as SourceResult;
 
 impl Tensors<'_, '_> {
-    /// The dense network and the experts beside it. The router reads `norm(x) * scale / sqrt(hidden_size)`, which its weight
-    /// is multiplied by.
+    /// Takes the dense network and the experts beside it. The router reads `norm(x) * scale / sqrt(hidden_size)`; both
+    /// factors are folded into its weight.
     pub(super) fn dense_and_moe(&mut self, index: usize, experts: ExpertsConfig) -> Result<DenseAndMoe> {
         let (hidden, count) = (self.config.hidden_size, experts.num_experts);
         let mut moe = self.moe(index, experts)?;
@@ -41,7 +41,7 @@ impl Tensors<'_, '_> {
         })
     }
 
-    /// What a layer makes of the tokens' vectors.
+    /// Takes the block that applies per-layer embeddings.
     pub(super) fn per_layer_input(&mut self, index: usize) -> Result<Option<(PerLayerInput, Norms)>> {
         let Some(PerLayerEmbeddingConfig { width, .. }) = self.config.per_layer_embedding else { return Ok(None) };
         let hidden = self.config.hidden_size;
@@ -57,7 +57,7 @@ impl Tensors<'_, '_> {
         Ok(Some((block, Norms { before: None, after: Some(after), of_sum: None, scaling: None })))
     }
 
-    /// What is multiplied to the hidden states that leave a layer, where the family has it.
+    /// Takes the factor of a layer's output, if the family has it.
     pub(super) fn layer_scalar(&mut self, index: usize) -> Result<Option<SourceWeight>> {
         if !self.family.gemma4_layers {
             return Ok(None);
@@ -66,19 +66,19 @@ impl Tensors<'_, '_> {
             Naming::Gguf => format!("blk.{index}.layer_output_scale.weight"),
             Naming::HuggingFace | Naming::Onnx => self.layer_name(index, "layer_scalar"),
         };
-        // files may leave factors of 1 out
+        // files may omit factors of 1
         if !self.ledger.has(&name) {
             return Ok(None);
         }
         self.take(&name, &[1], "one for each layer").map(Some)
     }
 
-    /// The vectors of each token for each layer, `[vocab_size, layers * width]`. They are a function of the token alone, so
-    /// that all of it is one table: what is looked up for the token, and a projection of its `embedding`,
-    /// `(norm(W e) + v sqrt(width)) / sqrt(2)`. The embedding's factor `sqrt(hidden_size)` and the projection's are one.
+    /// Takes the per-layer embeddings of tokens, `[vocab_size, layers * width]`. They depend on the token alone, so a
+    /// table combines the looked-up vector `v` with a projection of the token's `embedding` `e`: `(norm(W e) + v
+    /// sqrt(width)) / sqrt(2)`. The embedding's factor `sqrt(hidden_size)` and the projection's cancel.
     ///
     /// # Errors
-    /// When a tensor is missing or has another shape.
+    /// Returns an error if a tensor is missing or has another shape.
     pub fn per_layer_embedding(&mut self, embedding: &SourceWeight) -> Result<Option<SourceWeight>> {
         let Some(PerLayerEmbeddingConfig { vocab_size, width }) = self.config.per_layer_embedding else {
             return Ok(None);
@@ -96,8 +96,8 @@ impl Tensors<'_, '_> {
     }
 }
 
-/// `(norm(W e) gain + v sqrt(width)) / sqrt(2)` for each row `e` of an embedding and `v` of a table, normed in runs of the
-/// gain's width.
+/// `(norm(W e) gain + v sqrt(width)) / sqrt(2)` for each row `e` of an embedding and `v` of a table, normed in groups
+/// of the gain's width.
 fn combined(
     embedding: &SourceWeight,
     table: &SourceWeight,

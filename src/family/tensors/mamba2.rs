@@ -1,4 +1,4 @@
-//! The weights of Mamba-2, and of attention beside it.
+//! Weights of Mamba-2 and of attention beside it.
 
 use super::{Naming, Tensors};
 use crate::blocks::attention::Attention;
@@ -13,7 +13,7 @@ use anec_source::SourceWeight;
 
 impl Tensors<'_, '_> {
     pub(super) fn mamba2(&mut self, index: usize) -> Result<Mamba2> {
-        let Some(config) = self.config.mamba2 else { return Err(self.no_such_mixer(index, "Mamba-2")) };
+        let Some(config) = self.config.mamba2 else { return Err(self.missing_mixer(index, "Mamba-2")) };
         let (hidden, width, heads) = (self.config.hidden_size, config.width(), config.num_heads);
         let because = "mamba_n_heads, mamba_d_head, mamba_n_groups, mamba_d_state, hidden_size";
         let rows = width + config.mixed() + heads;
@@ -90,7 +90,7 @@ impl Tensors<'_, '_> {
         })
     }
 
-    /// Attention, with the factors of its input, its keys and its output in the weights.
+    /// Takes attention with the multipliers of its input, keys and output folded into the weights.
     pub(super) fn multiplied_attention(&mut self, index: usize) -> Result<Attention> {
         let mut attention = self.attention(index)?;
         if let Some(factors) = self.config.block_multipliers {
@@ -107,13 +107,13 @@ impl Tensors<'_, '_> {
     }
 }
 
-/// The weights of a projection times one factor, its bias times another.
+/// Multiplies the weights of a projection by one factor and its bias by another.
 fn multiply(linear: &mut Linear, of_weight: f64, of_bias: f64) {
     linear.weight = linear.weight.scale(of_weight as f32);
     linear.bias = linear.bias.as_ref().map(|bias| bias.scale(of_bias as f32));
 }
 
-/// The factor of every row of the input projection: z, x, B, C, steps.
+/// Factor of every row of the input projection: z, x, B, C, steps.
 fn row_factors(config: Mamba2Config, factors: BlockMultipliers) -> Result<SourceWeight> {
     let shared = config.num_groups * config.state_size;
     let rows = [config.width(), config.width(), shared, shared, config.num_heads];

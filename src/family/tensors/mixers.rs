@@ -1,4 +1,4 @@
-//! The weights of what mixes tokens.
+//! Weights of token mixers.
 
 use std::ops::Range;
 
@@ -106,13 +106,13 @@ impl Tensors<'_, '_> {
         })
     }
 
-    /// Whether one tensor of the source holds q, k and v: some GGUF files have been written so.
+    /// Returns whether one tensor of the source contains q, k and v; some GGUF files do.
     fn is_fused(&self, index: usize) -> bool {
         let holds = || self.ledger.has(&format!("{}.weight", self.layer_name(index, "self_attn.qkv_proj")));
         self.config.fused || (self.naming == Naming::Gguf && holds())
     }
 
-    /// Queries, keys and values of such a tensor (or of its bias).
+    /// Splits such a tensor, or its bias, into queries, keys and values.
     fn unfused(&self, index: usize, all: &SourceWeight) -> Result<[SourceWeight; 3]> {
         let (queries, keys) = (self.config.query_width(index), self.config.key_width(index));
         let (heads, width) = (self.config.num_key_value_heads, self.config.head_dim);
@@ -130,15 +130,15 @@ impl Tensors<'_, '_> {
         self.take(&name, &[self.config.num_attention_heads], "num_attention_heads")
     }
 
-    /// Published files have the keys and values of layers that look at another one's, without effect.
+    /// Ignores keys and values of layers that use another layer's; published files contain them, without effect.
     fn ignore_keys(&mut self, index: usize) {
         for name in ["self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm", "self_attn.v_norm"] {
             let name = self.layer_name(index, name);
-            self.ledger.ignore(&format!("{name}.*"), "the layer looks at the keys and values of another");
+            self.ledger.ignore(&format!("{name}.*"), "the layer uses the keys and values of another");
         }
     }
 
-    /// Queries and gates of projections that hold a head's queries, then its gates (or of their bias).
+    /// Splits a projection with a head's queries followed by its gates, or its bias.
     fn query_and_gate(&self, index: usize, both: SourceWeight) -> Result<[SourceWeight; 2]> {
         let (heads, rows) = (self.config.num_attention_heads, self.config.query_width(index));
         let shape: Vec<u64> = [rows].iter().chain(&both.shape()[1..]).copied().collect();
@@ -147,7 +147,7 @@ impl Tensors<'_, '_> {
         Ok([by_head.columns_range(0..half)?.reshape(&shape)?, by_head.columns_range(half..2 * half)?.reshape(&shape)?])
     }
 
-    /// Norms of queries and of keys.
+    /// Takes the norms of queries and keys.
     fn qk_norm(&mut self, index: usize) -> Result<(Option<Norm>, Option<Norm>)> {
         let config = self.config;
         let head_dim = config.heads_of(index).head_dim;
@@ -163,7 +163,7 @@ impl Tensors<'_, '_> {
         Ok((Some(query), key))
     }
 
-    /// Layer norms of queries and of keys whose heads have gains of their own: one tensor, or one for each head.
+    /// Takes layer norms of queries and keys with a gain for each head: one tensor, or one for each head.
     fn own_qk_norms(&mut self, index: usize) -> Result<(Option<Norm>, Option<Norm>)> {
         let config = self.config;
         let mut norm = |tensor: &str, name: &'static str, heads: u64| -> Result<Norm> {
@@ -182,12 +182,12 @@ impl Tensors<'_, '_> {
         Ok((Some(query), Some(norm("self_attn.k_norm", "k_norm", config.num_key_value_heads)?)))
     }
 
-    /// Rows of q or k (or of their biases, or gains) in the order of half-split rotation.
+    /// Reorders rows of q or k (or of biases or gains) for half-split rotation.
     fn half_split(&self, weight: SourceWeight) -> Result<SourceWeight> {
         let head_dim = self.config.head_dim;
         let rotary_dim = match self.naming {
-            // products of queries and keys stay the same when the dimensions of both are put in another order
-            Naming::HuggingFace | Naming::Gguf if self.family.neighbours_rotate => self.config.rope.rope_dim,
+            // products of queries and keys don't change if both are reordered alike
+            Naming::HuggingFace | Naming::Gguf if self.family.rotates_neighbours => self.config.rope.rope_dim,
             // llama.cpp's converter interleaves whole heads, rotated or not
             Naming::Gguf if self.family.gguf_interleaved => head_dim,
             _ => return Ok(weight),
@@ -198,7 +198,7 @@ impl Tensors<'_, '_> {
     pub(super) fn cca(&mut self, index: usize) -> Result<Cca> {
         let config = self.config;
         let Some(CcaConfig { channel_kernel, head_kernel }) = config.cca else {
-            return Err(self.no_such_mixer(index, "compressed convolutional attention"));
+            return Err(self.missing_mixer(index, "compressed convolutional attention"));
         };
         let (queries, keys, hidden) = (config.query_width(index), config.key_width(index), config.hidden_size);
         let (channels, values) = (queries + keys, keys / 2);
@@ -214,7 +214,7 @@ impl Tensors<'_, '_> {
         let value = linear("v_proj", "self_attn.qkv_proj.v_proj_current", qkv, values, hidden)?;
         let mut delayed_value = linear("v_delayed_proj", "self_attn.qkv_proj.v_proj_delayed", qkv, values, hidden)?;
         let output = linear("o_proj", "self_attn.o_proj", Role::AttentionOutput, hidden, queries)?;
-        // what comes before the first token is the bias: the projection of zeros
+        // the delayed value before the first token is the bias: the projection of zeros
         let shift = [1.0, 0.0].repeat(values as usize);
         let delay = CausalConv {
             weight: SourceWeight::from_values("delay", &[values, 2], shift)?,
@@ -259,7 +259,7 @@ impl Tensors<'_, '_> {
 
     pub(super) fn short_conv(&mut self, index: usize) -> Result<ShortConv> {
         let Some(ShortConvConfig { kernel, bias }) = self.config.short_conv else {
-            return Err(self.no_such_mixer(index, "short convolution"));
+            return Err(self.missing_mixer(index, "short convolution"));
         };
         let width = self.config.hidden_size;
         let input = self.layer_matrix(index, "conv.in_proj", 3 * width, width, "3 hidden_size, hidden_size")?;
@@ -284,7 +284,7 @@ impl Tensors<'_, '_> {
     }
 
     pub(super) fn delta_net(&mut self, index: usize) -> Result<DeltaNet> {
-        let Some(config) = self.config.delta_net else { return Err(self.no_such_mixer(index, "DeltaNet")) };
+        let Some(config) = self.config.delta_net else { return Err(self.missing_mixer(index, "DeltaNet")) };
         let hidden = self.config.hidden_size;
         let (keys, values, heads) = (config.key_width(), config.value_width(), config.num_value_heads);
         let mixed = 2 * keys + values;
@@ -292,7 +292,7 @@ impl Tensors<'_, '_> {
         let take = |tensors: &mut Self, name: &str, rows: u64, columns: u64| {
             tensors.layer_matrix(index, &format!("linear_attn.{name}"), rows, columns, because)
         };
-        // Qwen3-Next keeps by key head what Qwen3.5 keeps apart, and its value heads in one order everywhere
+        // Qwen3-Next groups projections by key head, Qwen3.5 has them apart; value heads have the same order
         let holds = |tensors: &Self, name: &str| {
             let name = tensors.layer_name(index, &format!("linear_attn.{name}"));
             tensors.ledger.has(&format!("{name}.weight"))
@@ -326,7 +326,7 @@ impl Tensors<'_, '_> {
         if self.naming == Naming::HuggingFace {
             decay_rate = decay_rate.exp().scale(-1.0); // GGUF files hold that already
         }
-        // this norm multiplies by its weight alone in every family
+        // in every family, this norm multiplies by its weight alone
         let norm = format!("{}.weight", self.layer_name(index, "linear_attn.norm"));
         let norm = self.take(&norm, &[config.value_head_dim], "linear_value_head_dim")?;
         let order = ValueHeads { config, sorted: self.naming == Naming::Gguf && !together };
@@ -358,7 +358,7 @@ impl Tensors<'_, '_> {
         })
     }
 
-    /// `[channels, kernel]`; transformers has a dimension of 1 between them.
+    /// Takes a kernel `[channels, kernel]`; in transformers it has a dimension of 1 in between.
     pub(super) fn conv_weight(
         &mut self,
         index: usize,
@@ -376,13 +376,13 @@ impl Tensors<'_, '_> {
         }
     }
 
-    pub(super) fn no_such_mixer(&self, index: usize, what: &str) -> anec_base::Error {
+    pub(super) fn missing_mixer(&self, index: usize, what: &str) -> anec_base::Error {
         let (place, key) = (self.family.name.to_owned(), format!("layers.{index}"));
         FamilyError::Value { place, key, found: what.into(), expected: "a mixer of this family".into() }.into()
     }
 }
 
-/// Rows `range` of each key head of a projection that has the rows of a head one after another.
+/// Slices rows `range` of each key head of a projection that is grouped by head.
 fn of_key_heads(all: &SourceWeight, heads: u64, range: Range<u64>) -> Result<SourceWeight> {
     let inner = all.shape().get(1..).unwrap_or_default();
     let run: u64 = inner.iter().product();
@@ -391,29 +391,29 @@ fn of_key_heads(all: &SourceWeight, heads: u64, range: Range<u64>) -> Result<Sou
     Ok(part.reshape(&[&[heads * (range.end - range.start)], inner].concat())?)
 }
 
-/// The order of value heads. transformers has those of the first key head first; the graph, like GGUF, has the first of
-/// every key head first, so that repeated keys are one concatenation.
+/// Order of value heads. transformers groups them by key head. The graph, like GGUF, has the first value head of every
+/// key head first, so that repeating keys is one concatenation.
 struct ValueHeads {
     config: DeltaNetConfig,
     sorted: bool,
 }
 
 impl ValueHeads {
-    /// Where the heads of the graph's order stand in the source, unless they stand there already.
+    /// Positions in the source of the heads in the graph's order; `None` if the order is the same.
     fn origins(&self) -> Option<Vec<u64>> {
         let (key_heads, heads) = (self.config.num_key_heads, self.config.num_value_heads);
         let origin = |head: u64| head % key_heads * (heads / key_heads) + head / key_heads;
         (!self.sorted && key_heads != heads).then(|| (0..heads).map(origin).collect())
     }
 
-    /// A weight whose rows are heads, in the graph's order.
+    /// Reorders a weight whose rows are heads.
     fn rows(&self, weight: &SourceWeight) -> Result<SourceWeight> {
         let Some(origins) = self.origins() else { return Ok(weight.clone()) };
         let by_head = weight.reshape(&[origins.len() as u64, weight.elements() / origins.len() as u64])?;
         Ok(by_head.reorder(RowOrder::Explicit(origins.into()))?.reshape(weight.shape())?)
     }
 
-    /// The same where heads begin after `first` rows.
+    /// Reorders a weight whose rows are heads after `first` other rows.
     fn after(&self, first: u64, weight: &SourceWeight) -> Result<SourceWeight> {
         if self.origins().is_none() {
             return Ok(weight.clone());
@@ -422,7 +422,7 @@ impl ValueHeads {
         Ok(SourceWeight::concatenate(vec![weight.slice(0..first)?, values])?)
     }
 
-    /// The same where the columns are heads.
+    /// Reorders a weight whose columns are heads.
     fn columns(&self, weight: &SourceWeight) -> Result<SourceWeight> {
         let Some(origins) = self.origins() else { return Ok(weight.clone()) };
         let heads = origins.len() as u64;

@@ -1,26 +1,26 @@
-//! Which units channels should have between two weights, each quantized with one scale for the whole tensor.
+//! Optimal scales of channels between two weights that are quantized with one scale per tensor.
 //!
-//! Channel `j` comes out of a producer's row and goes into a consumer's column. In a unit `s_j` times as large the row is
-//! multiplied by `s_j` and the column divided by it. With the largest magnitudes `u_j` of the row and `d_j` of the column,
-//! the tensors' scales are proportional to `max(s u)` and `max(d / s)`, and what rounding adds to the output is
+//! Channel `j` is a row of the producer and a column of the consumer. Scaling it by `s_j` multiplies the row by `s_j`
+//! and divides the column by it. With the largest magnitudes `u_j` of the row and `d_j` of the column, the tensors'
+//! quantization scales are proportional to `max(s u)` and `max(d / s)`, and the rounding error of the output is
 //!
 //! ```text
 //! max(s u)^2 sum_j G_j / s_j^2  +  max(d / s)^2 sum_j H_j s_j^2
 //! ```
 //!
-//! where `G_j` says how much an error of the producer's row is heard, and `H_j` one of the consumer's column. With
-//! `max(s u) <= 1` and `max(d / s) <= B` given, each `s_j` is best at `(G_j / (B^2 H_j))^(1/4)`, or as near as the two
-//! bounds let it; `B` is searched.
+//! where `G_j` weighs errors of the producer's row and `H_j` those of the consumer's column. For given bounds `max(s u)
+//! <= 1` and `max(d / s) <= B`, each `s_j` is best at `(G_j / (B^2 H_j))^(1/4)`, clamped to the bounds; `B` is
+//! searched.
 
-/// Steps of the search, and how far it goes.
+/// Number and range of search steps.
 const STEPS: i32 = 60;
 const RANGE: f64 = 1000.0;
-/// What is smaller than that part of the largest counts as that.
-const LEAST: f64 = 1e-4;
-/// The smallest scale of int8 is the smallest normal fp16: largest magnitudes stay above 127 of it.
+/// Smallest magnitude relative to the largest; smaller ones count as this.
+const MIN_RATIO: f64 = 1e-4;
+/// Smallest magnitude: 127 times the smallest scale of int8, which is the smallest normal fp16.
 const SMALLEST: f64 = 127.0 / 16384.0;
 
-/// The channels between two weights.
+/// Channels between two weights.
 pub(super) struct Channels {
     /// Largest magnitude of the producer's row.
     pub(super) produced: Vec<f64>,
@@ -30,20 +30,20 @@ pub(super) struct Channels {
     pub(super) of_producer: Vec<f64>,
     /// `H`
     pub(super) of_consumer: Vec<f64>,
-    /// Root of the second moment: how large values are.
+    /// Root of the second moment of the values.
     pub(super) magnitude: Vec<f64>,
 }
 
 impl Channels {
-    /// The best units. A constant that all of them have in common changes nothing; it is chosen so that the largest
-    /// magnitude of values doesn't grow, as far as both tensors' scales stay normal numbers of fp16.
+    /// Computes the best scales. A common factor changes nothing; it is chosen so that the largest magnitude of values
+    /// doesn't grow, as far as both tensors' quantization scales stay normal fp16 numbers.
     pub(super) fn balance(mut self) -> Vec<f64> {
         for values in [&mut self.produced, &mut self.consumed, &mut self.of_producer, &mut self.of_consumer] {
             let largest = largest(values);
             if !(largest > 0.0 && largest.is_finite()) {
                 return vec![1.0; values.len()];
             }
-            let least = LEAST * largest;
+            let least = MIN_RATIO * largest;
             values.iter_mut().for_each(|value| *value = value.max(least));
         }
         let Channels { produced: u, consumed: d, of_producer: g, of_consumer: h, magnitude } = self;
@@ -78,7 +78,7 @@ impl Channels {
     }
 }
 
-/// The largest of some magnitudes.
+/// Largest of several magnitudes.
 pub(super) fn largest(values: &[f64]) -> f64 {
     values.iter().copied().fold(0.0, f64::max)
 }
@@ -115,7 +115,7 @@ mod tests {
         ) {
             let s = channels(&numbers).balance();
             let c = channels(&numbers);
-            // the search takes steps, between which the best may lie
+            // the optimum may lie between two search steps
             prop_assert!(cost(&c, &s) <= 1.05 * cost(&c, &vec![1.0; s.len()]));
             let grown = s.iter().zip(&c.magnitude).map(|(s, m)| s * m).fold(0.0, f64::max);
             prop_assert!(grown <= largest(&c.magnitude) * 1.0001);

@@ -1,15 +1,15 @@
-//! Channels between two projections in other units (cross-layer equalization, arXiv:1906.04721; SmoothQuant,
-//! arXiv:2211.10438): the producer's row and bias times `s_j`, the consumer's column over it.
+//! Rescaling of channels between two projections (cross-layer equalization, arXiv:1906.04721; SmoothQuant,
+//! arXiv:2211.10438): the producer's row and bias times `s_j`, the consumer's column divided by it.
 //!
-//! | between | a unit for | the same for |
+//! | between | a scale for | shared by |
 //! |---|---|---|
 //! | up and down: `W_d (act(g) * u)` | each channel | |
-//! | value and output, through softmax and a gate | each channel of a key-value head | the query heads of its group |
-//! | query and key: `q . k` | each pair of rotated dimensions, each other dimension | the query heads of the group; keys take `1 / s` |
-//! | a head and its norm | each head of queries, each of keys | |
+//! | value and output, through softmax and a gate | each channel of a key-value head | query heads of its group |
+//! | query and key: `q . k` | each pair of rotated dimensions, each other dimension | query heads; keys take `1 / s` |
+//! | a head and its norm | each query head, each key head | |
 //!
-//! Which units are best is what [`balance`](super::balance) says. With an input `a` of the layer, its terms are, for up and
-//! down, `G_j = E[act(g_j)^2] |a|^2 |down_j|^2` and `H_j = rows(down) E[h_j^2]`, and likewise for the others.
+//! [`balance`](super::balance) finds the best scales. With an input `a` of the layer, its terms for up and down are
+//! `G_j = E[act(g_j)^2] |a|^2 |down_j|^2` and `H_j = rows(down) E[h_j^2]`, and likewise for the others.
 
 use super::balance::{Channels, largest};
 use super::moments::activated;
@@ -26,8 +26,8 @@ use anec_base::Result;
 use anec_source::error::Result as SourceResult;
 use anec_source::{RowOrder, SourceWeight, WeightExtent};
 
-/// Heads aren't made larger by more than this: one without weights has nothing to be made larger.
-const MOST_FOR_HEAD: f64 = 64.0;
+/// Largest scale of a head; a head without weights can't be scaled up.
+const MAX_HEAD_SCALE: f64 = 64.0;
 
 impl Decoder {
     /// Equalizes the channels of every layer.
@@ -46,7 +46,7 @@ impl Decoder {
                     let Cca { attention, delayed_value, delay, .. } = &mut **cca;
                     deferred.extend(value_and_output(attention, Some((delayed_value, &mut delay.bias)), &place)?);
                 }
-                // no decoder has it
+                // decoders have none
                 Mixer::Banded(_) => {}
                 Mixer::ShortConv(conv) => deferred.push(super::kernels::short_conv(conv, index)?),
                 Mixer::DeltaNet(net) => {
@@ -97,11 +97,11 @@ impl Decoder {
     }
 }
 
-/// Where a block is, and what is known of what goes in.
+/// Position of a block, and the magnitudes of its input.
 #[derive(Clone)]
 struct Place {
     layer: usize,
-    /// Gain of the norm before it, unless it was folded.
+    /// Gain of the norm before the block, unless folded.
     gain: Option<SourceWeight>,
 }
 
@@ -110,7 +110,7 @@ impl Place {
         format!("units of {of}, layer {}", self.layer)
     }
 
-    /// `|a|^2` and, for a projection, `E[(W a + b)^2]` of each row, with the largest magnitude of the row.
+    /// `|a|^2`, and for each row of a projection `E[(W a + b)^2]` and its largest magnitude.
     fn outputs(&self, projection: &Linear) -> SourceResult<(f64, Outputs)> {
         let weight = &projection.weight;
         let maxima = WeightExtent::of(weight)?;
@@ -127,17 +127,17 @@ impl Place {
     }
 }
 
-/// What is known of a projection's rows.
+/// Statistics of a projection's rows.
 struct Outputs {
     /// Largest magnitude of a weight.
     largest: Vec<f64>,
     /// Second moment of the output.
     squares: Vec<f64>,
-    /// Its mean.
+    /// Mean of the output.
     bias: Vec<f64>,
 }
 
-/// `W_d (act(g) * s u)`, with the columns of `W_d` over `s`.
+/// `W_d (act(g) * s u)`, with the columns of `W_d` divided by `s`.
 fn up_and_down(
     gate: &Linear,
     up: &mut Linear,
@@ -169,14 +169,14 @@ fn up_and_down(
     Ok(units)
 }
 
-/// `W_o softmax(..) (s v)`, with the columns of `W_o` over `s`. Values may come from two projections, of which the second
-/// has its bias elsewhere.
+/// `W_o softmax(..) (s v)`, with the columns of `W_o` divided by `s`. Values may come from two projections; the bias of
+/// the second is stored elsewhere.
 fn value_and_output(
     attention: &mut Attention,
     second: Option<(&mut Linear, &mut Option<SourceWeight>)>,
     place: &Place,
 ) -> Result<Option<SourceWeight>> {
-    // behind a norm of each head a value has no unit of its own
+    // a norm of each head cancels the scale of values
     let own = attention.value_norm.is_none();
     let heads = Heads::of(attention);
     let Some(value) = attention.value.as_mut().filter(|_| own) else { return Ok(None) };
@@ -222,8 +222,8 @@ fn value_and_output(
     Ok(Some(units))
 }
 
-/// `(s q) . (k / s)`: dimensions that are rotated together have one unit. Behind a norm of each head there is nothing but
-/// a factor for the head, which the norm takes away again.
+/// `(s q) . (k / s)`: dimensions that are rotated together share a scale. After a norm of each head, only a factor for
+/// the head is possible, which the norm cancels.
 fn query_and_key(attention: &mut Attention, rotated: bool, place: &Place) -> Result<Vec<SourceWeight>> {
     match attention.query_norm.as_ref().map(|_| attention.qk_norm_place) {
         None | Some(QkNorm::None) => Ok(units_of_pairs(attention, rotated, place)?.into_iter().collect()),
@@ -259,7 +259,7 @@ fn units_of_pairs(attention: &mut Attention, rotated: bool, place: &Place) -> Re
             magnitude: q.iter().map(|square| square.sqrt()).collect(),
         };
         let mut units = channels.balance();
-        // neither queries nor keys grow more than the others
+        // bounds the growth of both queries and keys
         let grown = |scaled: &dyn Fn(usize) -> f64, plain: &[f64]| {
             let roots: Vec<f64> = plain.iter().map(|square| square.sqrt()).collect();
             let after = roots.iter().enumerate().map(|(j, root)| scaled(j) * root).fold(0.0, f64::max);
@@ -276,7 +276,7 @@ fn units_of_pairs(attention: &mut Attention, rotated: bool, place: &Place) -> Re
     Ok(Some(units))
 }
 
-/// Every head as large as the largest.
+/// Scales every head to the magnitude of the largest.
 fn level_heads(projection: &mut Linear, width: usize, name: &str) -> Result<SourceWeight> {
     let weight = projection.weight.clone();
     let units = SourceWeight::computed(name, weight.rows(), move || {
@@ -284,7 +284,7 @@ fn level_heads(projection: &mut Linear, width: usize, name: &str) -> Result<Sour
         let most = largest(&rows);
         let of_head = |head: &[f64]| {
             let unit = most / largest(head);
-            vec![if unit.is_finite() { unit.min(MOST_FOR_HEAD) } else { 1.0 }; head.len()]
+            vec![if unit.is_finite() { unit.min(MAX_HEAD_SCALE) } else { 1.0 }; head.len()]
         };
         Ok(narrow(rows.chunks(width).flat_map(of_head).collect()))
     });
@@ -292,7 +292,7 @@ fn level_heads(projection: &mut Linear, width: usize, name: &str) -> Result<Sour
     Ok(units)
 }
 
-/// The heads of attention: those of keys and values are shared by groups of queries.
+/// Heads of attention; groups of query heads share a key-value head.
 #[derive(Clone, Copy)]
 struct Heads {
     count: u64,
@@ -314,13 +314,13 @@ impl Heads {
         self.keys() * self.group
     }
 
-    /// For every channel of query heads, the channel of its key-value head.
+    /// Channel of the key-value head for every channel of query heads.
     fn spread(self) -> RowOrder {
         let origin = |channel: u64| channel / (self.group * self.width) * self.width + channel % self.width;
         RowOrder::Explicit((0..self.queries()).map(origin).collect())
     }
 
-    /// Of every channel of key-value heads, what the group's query heads have together.
+    /// Joins the values of a group's query heads for every channel of key-value heads.
     fn gather(self, values: &[f64], join: fn(f64, f64) -> f64) -> Vec<f64> {
         let (group, width) = (self.group as usize, self.width as usize);
         let of_group = |group: &[f64]| {
@@ -332,7 +332,8 @@ impl Heads {
         values.chunks(group * width).flat_map(of_group).collect()
     }
 
-    /// In each head, dimensions `i` and `i + rotated / 2` are one pair: what they have together, in both places.
+    /// Joins the values of each rotated pair, dimensions `i` and `i + rotated / 2` of a head; the result is in both
+    /// places.
     fn join_pairs(self, values: &[f64], rotated: usize, join: fn(f64, f64) -> f64) -> Vec<f64> {
         let mut values = values.to_vec();
         for head in values.chunks_mut(self.width as usize) {

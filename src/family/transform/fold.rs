@@ -1,6 +1,6 @@
-//! Gains into their readers: `W (g * n) = (W diag(g)) n`, for a norm's output `g * n` and every projection `W` that reads
-//! it. The norm is left without a gain. So is that of a DeltaNet, whose heads share it and whose gate, which is multiplied
-//! element by element, doesn't mind; and that of Mamba-2.
+//! Folding of norms' gains into their readers: `W (g * n) = (W diag(g)) n` for every projection `W` that reads a norm's
+//! output `g * n`. Includes the norms of Mamba-2 and DeltaNet; DeltaNet's heads share one, and its elementwise gate is
+//! unaffected.
 
 use crate::blocks::norm::Norm;
 use crate::decoder::Decoder;
@@ -42,7 +42,7 @@ impl Decoder {
     }
 }
 
-/// A norm's gain, which it loses.
+/// Removes and returns a norm's gain.
 pub(super) fn take_gain(norm: &mut Norm) -> Option<SourceWeight> {
     let weight = norm.weight.take()?;
     Some(weight.add(std::mem::replace(&mut norm.offset, 0.0)))

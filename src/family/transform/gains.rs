@@ -1,7 +1,7 @@
-//! Gains shared anew between a norm and its readers: with a gain `g` and a reader `W`, `W (g * n) = (W diag(g / t)) (t * n)`
-//! for any `t`. A reader is quantized best where the columns of `W diag(g / t)` have one largest magnitude: what rounding
-//! adds, `max_j(d_j / t_j)^2 sum_j t_j^2` with the largest magnitudes `d_j` of the columns of `W diag(g)`, is least at `t`
-//! proportional to `d`. Several readers have one `t`, the largest of theirs.
+//! Redistribution of gains between a norm and its readers: `W (g * n) = (W diag(g / t)) (t * n)` for a gain `g`, a
+//! reader `W` and any `t`. The rounding error of a reader is `max_j(d_j / t_j)^2 sum_j t_j^2` with the largest
+//! magnitudes `d_j` of the columns of `W diag(g)`. It is minimal for `t` proportional to `d`, where all columns have
+//! the same largest magnitude. Several readers share one `t`, the largest of theirs.
 
 use half::f16;
 
@@ -14,11 +14,11 @@ use crate::decoder::Decoder;
 use anec_base::Result;
 use anec_source::{SourceWeight, WeightExtent};
 
-/// The smallest gain, beside the largest: fp16 holds it as a normal number.
-const LEAST: f64 = 1.0 / 4096.0;
+/// Smallest gain relative to the largest; fp16 holds it as a normal number.
+const MIN_GAIN: f64 = 1.0 / 4096.0;
 
 impl Decoder {
-    /// Shares the gains of all norms in front of projections.
+    /// Redistributes the gains of all norms before projections.
     pub(super) fn share_gains(&mut self) -> Result<()> {
         let mut deferred = Vec::new();
         for (index, layer) in self.layers.iter_mut().enumerate() {
@@ -33,7 +33,7 @@ impl Decoder {
     }
 }
 
-/// Gives a norm a new gain, and its readers what is left of the old one.
+/// Gives a norm a new gain and its readers the quotient of the old and the new one.
 fn share(norm: &mut Norm, readers: Vec<&mut Linear>, place: &str) -> Result<Option<SourceWeight>> {
     let name = norm.name;
     let Some(gain) = take_gain(norm) else { return Ok(None) };
@@ -55,8 +55,8 @@ fn share(norm: &mut Norm, readers: Vec<&mut Linear>, place: &str) -> Result<Opti
             return Ok(vec![1.0; new.len()]);
         }
         let factor = root_mean_square(&old) / root_mean_square(&new);
-        let least = LEAST * largest(&new);
-        // as fp16 will hold it, so that the readers take what is left of just that
+        let least = MIN_GAIN * largest(&new);
+        // as rounded to fp16, so that the quotient is exact for the stored gain
         let held = |new: &f64| f16::from_f64(new.max(least) * factor).to_f32();
         Ok(new.iter().map(held).map(|new| if new > 0.0 { new } else { 1.0 }).collect())
     });

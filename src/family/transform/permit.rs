@@ -1,13 +1,13 @@
-//! What a family permits. What it doesn't is not done, and said.
+//! Transforms that a family permits. Others are skipped and reported.
 
 use crate::config::DecoderConfig;
 use crate::row::{MixerKind, NormPlacement, QkNorm};
 use anec_manifest::{RotateBy, RotationOptions, Transform};
 
-/// Whether a transform keeps what this model computes, or why it doesn't.
+/// Checks that a transform preserves this model's function.
 ///
 /// # Errors
-/// The reason, as a part of a sentence.
+/// Returns the reason as a part of a sentence if it doesn't.
 pub fn permits(config: &DecoderConfig, transform: Transform) -> Result<(), &'static str> {
     match transform {
         Transform::Equalize => Ok(()),
@@ -29,7 +29,7 @@ pub fn permits(config: &DecoderConfig, transform: Transform) -> Result<(), &'sta
     }
 }
 
-/// What a model is given where nothing is said: rotation does the work of new gains, and more.
+/// Default transforms of a model. Rotation makes redistributed gains unnecessary.
 pub fn recipe(config: &DecoderConfig) -> Vec<Transform> {
     let rotate = Transform::RotateBy(RotateBy { rotate: RotationOptions { learned: true, ..Default::default() } });
     match permits(config, rotate) {
@@ -39,8 +39,8 @@ pub fn recipe(config: &DecoderConfig) -> Vec<Transform> {
     }
 }
 
-/// What equalization leaves as it is.
-pub(super) fn not_equalized(config: &DecoderConfig) -> Vec<String> {
+/// Parts of a model that equalization doesn't change, with reasons.
+pub(super) fn equalization_exceptions(config: &DecoderConfig) -> Vec<String> {
     let has = |kind: MixerKind| config.layers.iter().any(|layer| layer.mixer == kind);
     let reasons = [
         (

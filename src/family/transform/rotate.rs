@@ -1,14 +1,14 @@
-//! The residual stream rotated by an orthogonal matrix `Q` (QuaRot, arXiv:2404.00456): `x' = x Q`.
+//! Rotation of the residual stream by an orthogonal matrix `Q` (QuaRot, arXiv:2404.00456): `x' = x Q`.
 //!
 //! ```text
 //! embedding E -> E Q      readers W -> W Q      writers W -> Q^T W, b -> Q^T b      head W -> W Q
 //! ```
 //!
-//! A norm without gain divides by the root of the mean square, which a rotation doesn't change: `norm(x Q) = norm(x) Q`.
+//! A norm without gain divides by the root mean square, which a rotation preserves: `norm(x Q) = norm(x) Q`.
 //! So gains are folded first. Sums and scalar factors commute with `Q`.
 //!
-//! `Q` is a randomised [Hadamard](HadamardRotation) matrix, and, if it is [learned](LearnedRotation), that times a
-//! block-diagonal orthogonal matrix under which the largest weights become smaller.
+//! `Q` is a randomised [Hadamard](HadamardRotation) matrix. If it is [learned](LearnedRotation), it is multiplied by a
+//! block-diagonal orthogonal matrix that reduces the largest weights.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use anec_source::orthogonal::{HadamardRotation, LearnedRotation};
 use anec_source::{SourceWeight, SquareMatrix};
 
 impl Decoder {
-    /// Rotates the residual stream, whose norms have no gains any more. Gives what was done: of few channels nothing can be
+    /// Rotates the residual stream, whose norms have no gains. Returns the options used: with few channels nothing is
     /// learned.
     pub(super) fn rotate(&mut self, options: RotationOptions) -> Result<RotationOptions> {
         let random = HadamardRotation::new(self.config.hidden_size, options.seed)?;
@@ -58,7 +58,7 @@ impl Decoder {
     }
 }
 
-/// `Q` itself, `[n, n]`: the rows of the identity times `Q`.
+/// `Q` as a weight `[n, n]`: the rows of the identity times `Q`.
 fn matrix(q: &Arc<dyn SquareMatrix>) -> Result<SourceWeight> {
     let n = q.size();
     let mut identity = vec![0.0; (n * n) as usize];

@@ -1,4 +1,4 @@
-//! A function within another.
+//! Inlining of functions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,10 +6,10 @@ use super::FunctionBuilder;
 use crate::ir::{Argument, Binding, Block, Function, Op, ValueId};
 
 impl FunctionBuilder {
-    /// Adds what `callee` computes, with these values for its inputs and states, by name; gives its outputs of these names.
-    /// Ops that neither these outputs nor a state need are left out.
+    /// Adds the ops of `callee` with the given values for its inputs and states, by name. Returns its outputs with the
+    /// given names. Ops that neither these outputs nor a state need are left out.
     ///
-    /// A value that `callee` needs and isn't given, or an output that it doesn't have, is the builder's mistake.
+    /// A missing input of `callee` or an output that it doesn't have is recorded as the builder's error.
     pub fn inline(
         &mut self,
         callee: &Function,
@@ -46,7 +46,7 @@ impl FunctionBuilder {
             .collect()
     }
 
-    /// An op of `callee` with values of this function.
+    /// Copies an op of `callee` with values of this function.
     fn copied(&mut self, callee: &Function, op: &Op, known: &mut BTreeMap<ValueId, ValueId>) -> Op {
         let inputs: BTreeMap<String, Argument> = op
             .inputs
@@ -72,7 +72,7 @@ impl FunctionBuilder {
         Block { inputs, ops, outputs }
     }
 
-    /// A value of this function for a new one of `callee`.
+    /// Defines a value of this function for a value of `callee`.
     fn defined(&mut self, callee: &Function, id: ValueId, known: &mut BTreeMap<ValueId, ValueId>) -> ValueId {
         let value = callee.value(id);
         let name = self.unique(&value.name);
@@ -93,12 +93,12 @@ impl FunctionBuilder {
     }
 }
 
-/// Whether an op does more than give its results.
+/// Returns whether an op has an effect beyond its results.
 fn has_effect(op: &Op) -> bool {
     op.operator == "write_state"
 }
 
-/// The values that some values and the writes of states depend on.
+/// Values that the wanted values and the writes of states depend on.
 fn needed(block: &Block, wanted: impl Iterator<Item = ValueId>) -> BTreeSet<ValueId> {
     fn operands(op: &Op, needed: &mut BTreeSet<ValueId>) {
         needed.extend(op.operands());

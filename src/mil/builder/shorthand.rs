@@ -1,4 +1,4 @@
-//! One method for each op that model families use, so that a block reads like its equation.
+//! Methods for the ops that model families use, so that a block reads like its equation.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use super::{FunctionBuilder, OpInput};
 use crate::constant::Constant;
 use crate::ir::ValueId;
 
-/// Defines methods `x op y`.
+/// Defines methods of two operands.
 macro_rules! binary {
     ($($(#[$doc:meta])* $name:ident)*) => {$(
         $(#[$doc])*
@@ -16,7 +16,7 @@ macro_rules! binary {
     )*};
 }
 
-/// Defines methods of one tensor.
+/// Defines methods of one operand.
 macro_rules! unary {
     ($($(#[$doc:meta])* $name:ident)*) => {$(
         $(#[$doc])*
@@ -48,11 +48,11 @@ impl FunctionBuilder {
         mul
         /// `x / y`
         real_div
-        /// The larger of each two.
+        /// Elementwise maximum.
         maximum
-        /// The smaller of each two.
+        /// Elementwise minimum.
         minimum
-        /// `x = y`, a bool.
+        /// `x = y` as a bool.
         equal
     }
 
@@ -65,7 +65,7 @@ impl FunctionBuilder {
         sigmoid
         /// `log(1 + exp(x))`
         softplus
-        /// The square root.
+        /// Square root.
         sqrt
         /// Hyperbolic tangent.
         tanh
@@ -74,11 +74,11 @@ impl FunctionBuilder {
     }
 
     reduction! {
-        /// The sum along axes.
+        /// Sum along axes.
         reduce_sum
-        /// The mean along axes.
+        /// Mean along axes.
         reduce_mean
-        /// The largest along axes.
+        /// Maximum along axes.
         reduce_max
     }
 
@@ -87,12 +87,12 @@ impl FunctionBuilder {
         self.op::<OpInput>("rsqrt", "rsqrt", [("x", x.into()), ("epsilon", Constant::fp16(epsilon).into())])
     }
 
-    /// GELU by the error function.
+    /// GELU with the error function.
     pub fn gelu(&mut self, x: ValueId) -> ValueId {
         self.op::<OpInput>("gelu", "gelu", [("x", x.into()), ("mode", Constant::string("EXACT").into())])
     }
 
-    /// GELU by its approximation with tanh.
+    /// GELU approximated with tanh.
     pub fn gelu_tanh(&mut self, x: ValueId) -> ValueId {
         let mode = Constant::string("TANH_APPROXIMATION");
         self.op::<OpInput>("gelu", "gelu", [("x", x.into()), ("mode", mode.into())])
@@ -103,14 +103,14 @@ impl FunctionBuilder {
         self.op::<OpInput>("softmax", "softmax", [("x", x.into()), ("axis", Constant::int32(axis).into())])
     }
 
-    /// Index of the largest along an axis, int32.
+    /// Index of the maximum along an axis, int32.
     pub fn reduce_argmax(&mut self, x: ValueId, axis: i32, keep_dims: bool) -> ValueId {
         let keep_dims = Constant::bool(keep_dims).into();
         let arguments = [("x", x.into()), ("axis", Constant::int32(axis).into()), ("keep_dims", keep_dims)];
         self.op::<OpInput>("reduce_argmax", "reduce_argmax", arguments)
     }
 
-    /// Indices of the `count` largest along an axis, largest first, int32.
+    /// Indices of the `count` largest values along an axis in descending order, int32.
     pub fn top_indices(&mut self, x: ValueId, count: u64, axis: i32) -> ValueId {
         let (count, axis) = (Constant::int32(count as i32), Constant::int32(axis));
         let outputs = self.op_with_outputs::<OpInput>(
@@ -121,12 +121,12 @@ impl FunctionBuilder {
         outputs.last().copied().unwrap_or(x)
     }
 
-    /// The same numbers in fp16; a bool becomes 0 or 1.
+    /// Conversion to fp16; a bool becomes 0 or 1.
     pub fn to_fp16(&mut self, x: ValueId) -> ValueId {
         self.op::<OpInput>("cast", "cast", [("x", x.into()), ("dtype", Constant::string("fp16").into())])
     }
 
-    /// The product of matrices in the last two dimensions, the others broadcast.
+    /// Matrix product of the last two dimensions; the others broadcast.
     pub fn matmul(&mut self, x: ValueId, y: ValueId, transpose_x: bool, transpose_y: bool) -> ValueId {
         let arguments = [
             ("x", x.into()),
@@ -137,19 +137,18 @@ impl FunctionBuilder {
         self.op::<OpInput>("matmul", "matmul", arguments)
     }
 
-    /// Convolution without padding, of stride 1, in one group.
+    /// Convolution without padding, stride 1, one group.
     pub fn conv(&mut self, name: &str, x: ValueId, weight: ValueId, bias: Option<ValueId>) -> ValueId {
         self.op::<OpInput>("conv", name, [("x", x.into()), ("weight", weight.into()), ("bias", bias.into())])
     }
 
-    /// Convolution without padding, of stride 1, of each channel by itself: `weight` is `[channels, 1, …]`.
+    /// Depthwise convolution without padding, stride 1; `weight` is `[channels, 1, …]`.
     pub fn depthwise_conv(&mut self, name: &str, x: ValueId, weight: ValueId, bias: Option<ValueId>) -> ValueId {
         let groups = self.ty(weight).shape[0].fixed().unwrap_or(1);
         self.grouped_conv(name, x, weight, bias, groups)
     }
 
-    /// Convolution without padding, of stride 1, of each of `groups` equal groups of channels by itself: `weight` is
-    /// `[channels, channels / groups, …]`.
+    /// Grouped convolution without padding, stride 1; `weight` is `[channels, channels / groups, …]`.
     pub fn grouped_conv(
         &mut self,
         name: &str,
@@ -168,34 +167,34 @@ impl FunctionBuilder {
         self.op::<OpInput>("linear", name, [("x", x.into()), ("weight", weight.into()), ("bias", bias.into())])
     }
 
-    /// Layer norm along axes, without gain.
+    /// Layer norm along axes, without a gain.
     pub fn layer_norm(&mut self, x: ValueId, axes: &[i32], epsilon: f32) -> ValueId {
         let axes = Constant::int32s(axes).into();
         let arguments = [("x", x.into()), ("axes", axes), ("epsilon", Constant::fp16(epsilon).into())];
         self.op::<OpInput>("layer_norm", "layer_norm", arguments)
     }
 
-    /// The same elements in another shape; one size may be -1.
+    /// Reshape; one size may be -1.
     pub fn reshape(&mut self, x: ValueId, shape: &[i32]) -> ValueId {
         self.op::<OpInput>("reshape", "reshape", [("x", x.into()), ("shape", Constant::int32s(shape).into())])
     }
 
-    /// Axes in another order.
+    /// Permutation of axes.
     pub fn transpose(&mut self, x: ValueId, perm: &[i32]) -> ValueId {
         self.op::<OpInput>("transpose", "transpose", [("x", x.into()), ("perm", Constant::int32s(perm).into())])
     }
 
-    /// Without axes of size 1.
+    /// Removal of axes of size 1.
     pub fn squeeze(&mut self, x: ValueId, axes: &[i32]) -> ValueId {
         self.op::<OpInput>("squeeze", "squeeze", [("x", x.into()), ("axes", Constant::int32s(axes).into())])
     }
 
-    /// With new axes of size 1.
+    /// Insertion of axes of size 1.
     pub fn expand_dims(&mut self, x: ValueId, axes: &[i32]) -> ValueId {
         self.op::<OpInput>("expand_dims", "expand_dims", [("x", x.into()), ("axes", Constant::int32s(axes).into())])
     }
 
-    /// Tensors one after another along an axis.
+    /// Concatenation along an axis.
     pub fn concat(&mut self, values: &[ValueId], axis: i32) -> ValueId {
         let values = OpInput::Values(values.to_vec());
         self.op::<OpInput>("concat", "concat", [("values", values), ("axis", Constant::int32(axis).into())])
@@ -216,7 +215,7 @@ impl FunctionBuilder {
         self.op::<OpInput>("slice_by_index", "slice", arguments)
     }
 
-    /// The last `count` elements of one axis.
+    /// Last `count` elements of one axis.
     pub fn last(&mut self, x: ValueId, axis: usize, count: u64) -> ValueId {
         let rank = self.ty(x).rank();
         let begin: Vec<i32> = (0..rank).map(|i| if i == axis { -(count as i32) } else { 0 }).collect();
@@ -232,14 +231,14 @@ impl FunctionBuilder {
         if self.ty(x).shape[axis].fixed().is_some() {
             return last;
         }
-        // the size of a slice from the end of an unknown dimension is unknown to coremltools: the reshape says it
+        // coremltools can't infer the size of a slice from the end of an unknown dimension: the reshape states it
         let shape = self.ty(last).shape;
         let sizes: Vec<i32> = shape.iter().map(|size| size.fixed().map_or(-1, |size| size as i32)).collect();
         self.reshape(last, &sizes)
     }
 
-    /// `x` with `update` from `begin` to `end` along an axis, and all of the other axes. Of `begin` and `end`, int32 vectors
-    /// of its rank, only the elements of that axis count.
+    /// Replaces `begin` to `end` of an axis of `x` with `update`, across all other axes. `begin` and `end` are int32
+    /// vectors with an element for each axis; only those of that axis are used.
     pub fn slice_update_along(
         &mut self,
         x: ValueId,
@@ -260,12 +259,12 @@ impl FunctionBuilder {
         self.op("slice_update", "slice_update", arguments)
     }
 
-    /// What a state holds now.
+    /// Reads a state.
     pub fn read_state(&mut self, state: ValueId) -> ValueId {
         self.op("read_state", "read_state", [("input", state)])
     }
 
-    /// Makes a state hold a value.
+    /// Writes a value to a state.
     pub fn write_state(&mut self, state: ValueId, value: ValueId) {
         self.op_with_outputs("write_state", "write_state", [("input", state), ("data", value)]);
     }

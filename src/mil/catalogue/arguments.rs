@@ -1,4 +1,4 @@
-//! The arguments of an op, as type inference asks for them.
+//! Arguments of an op for type inference.
 
 use std::collections::BTreeMap;
 
@@ -6,9 +6,9 @@ use crate::constant::Constant;
 use crate::ir::{Argument, Binding, Function};
 use crate::types::{TensorType, ValueType};
 
-/// What type inference sees of an op.
+/// Arguments of an op.
 pub struct Arguments<'a> {
-    /// The function so far.
+    /// Function under construction.
     pub function: &'a Function,
     /// Arguments by parameter.
     pub inputs: &'a BTreeMap<String, Argument>,
@@ -17,10 +17,10 @@ pub struct Arguments<'a> {
 }
 
 impl<'a> Arguments<'a> {
-    /// The tensor type of a parameter that must be there.
+    /// Tensor type of a required parameter.
     ///
     /// # Errors
-    /// A sentence naming the parameter.
+    /// Returns a sentence naming the parameter.
     pub fn tensor(&self, parameter: &str) -> Result<&'a TensorType, String> {
         match self.optional_tensor(parameter)? {
             Some(ty) => Ok(ty),
@@ -28,10 +28,10 @@ impl<'a> Arguments<'a> {
         }
     }
 
-    /// The tensor type of a parameter that may be left out.
+    /// Tensor type of an optional parameter.
     ///
     /// # Errors
-    /// A sentence naming the parameter, when it is there but isn't one tensor.
+    /// Returns a sentence naming the parameter if it isn't one tensor.
     pub fn optional_tensor(&self, parameter: &str) -> Result<Option<&'a TensorType>, String> {
         let binding = match self.inputs.get(parameter).map(Vec::as_slice) {
             Some([one]) => one,
@@ -41,10 +41,10 @@ impl<'a> Arguments<'a> {
         self.tensor_of(parameter, binding).map(Some)
     }
 
-    /// The tensor types of a parameter that takes a list.
+    /// Tensor types of a parameter that takes a list.
     ///
     /// # Errors
-    /// A sentence naming the parameter.
+    /// Returns a sentence naming the parameter.
     pub fn tensors(&self, parameter: &str) -> Result<Vec<&'a TensorType>, String> {
         let bindings = self.inputs.get(parameter).filter(|b| !b.is_empty());
         let bindings = bindings.ok_or_else(|| format!("parameter `{parameter}` is missing"))?;
@@ -63,7 +63,7 @@ impl<'a> Arguments<'a> {
         }
     }
 
-    /// The constant given for a parameter, if it is one.
+    /// Constant argument of a parameter, if it is one.
     pub fn constant(&self, parameter: &str) -> Option<&'a Constant> {
         match self.inputs.get(parameter).map(Vec::as_slice) {
             Some([one]) => self.function.constant(one),
@@ -71,34 +71,34 @@ impl<'a> Arguments<'a> {
         }
     }
 
-    /// The integers of a parameter that must be a constant.
+    /// Integers of a parameter that must be constant.
     ///
     /// # Errors
-    /// A sentence naming the parameter.
+    /// Returns a sentence naming the parameter.
     pub fn integers(&self, parameter: &str) -> Result<Vec<i64>, String> {
         self.optional_integers(parameter).ok_or_else(|| format!("parameter `{parameter}` must be constant integers"))
     }
 
-    /// The integers of a parameter, if it is a constant.
+    /// Integers of a parameter if it is constant.
     pub fn optional_integers(&self, parameter: &str) -> Option<Vec<i64>> {
         self.constant(parameter).and_then(Constant::as_integers)
     }
 
-    /// The one integer of a parameter that must be a constant.
+    /// Integer of a parameter that must be constant.
     ///
     /// # Errors
-    /// A sentence naming the parameter.
+    /// Returns a sentence naming the parameter.
     pub fn integer(&self, parameter: &str) -> Result<i64, String> {
         let constant = self.constant(parameter).and_then(Constant::as_integer);
         constant.ok_or_else(|| format!("parameter `{parameter}` must be a constant integer"))
     }
 
-    /// The boolean of a parameter, or false.
+    /// Boolean of a parameter; false if omitted.
     pub fn flag(&self, parameter: &str) -> bool {
         self.constant(parameter).and_then(Constant::as_bool).unwrap_or(false)
     }
 
-    /// The text of a parameter, if it is a constant string.
+    /// Text of a parameter if it is a constant string.
     pub fn text(&self, parameter: &str) -> Option<&'a str> {
         self.constant(parameter).and_then(Constant::as_str)
     }

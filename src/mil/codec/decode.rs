@@ -1,4 +1,4 @@
-//! A program from protobuf.
+//! Decoding of programs from protobuf.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,15 +10,15 @@ use crate::ir::{Argument, Binding, Block, Function, Op, Program, SymbolRange, Va
 use crate::types::{Dim, Opset, Symbol, ValueType};
 use anec_base::Result;
 
-/// The program of a message. `dimensions` holds what is known of the functions' inputs, by function; an unknown
-/// dimension that isn't in there becomes the symbol `{input}_{axis}`, which may have any size from 1 on.
+/// Decodes a program. `dimensions` holds the known dimensions of the functions' inputs, by function. Any other
+/// unknown dimension becomes the symbol `{input}_{axis}` with sizes from 1.
 ///
-/// Results have the types that the message declares, so dimensions are unknown wherever they depend on a symbol.
-/// Doc strings and the program's own attributes (who built it) are left behind.
+/// Results have the types that the message declares, so dimensions that depend on a symbol are unknown.
+/// Doc strings and the program's own attributes (the producer) are dropped.
 ///
 /// # Errors
-/// A message that isn't a valid program: a missing type or block, a name that is used before it is defined or is
-/// defined twice, elements that don't fill their type, or what `blobs` says.
+/// Returns an error if the message isn't a valid program: a missing type or block, a name that is used before its
+/// definition or defined twice, or elements that don't fill their type. Returns any error from `blobs`.
 pub fn decode(
     program: &proto::Program,
     dimensions: &BTreeMap<String, Dimensions>,
@@ -196,7 +196,7 @@ impl<'a> Decoder<'a> {
     }
 }
 
-/// A symbol of its own for a dimension that nothing is known of.
+/// Adds a symbol of its own for a dimension without known sizes.
 fn fresh(input: &str, axis: usize, lengths: &mut BTreeMap<Symbol, SymbolRange>) -> Dim {
     let mut name = format!("{input}_{axis}");
     while lengths.contains_key(&Symbol::new(&name)) {

@@ -1,4 +1,4 @@
-//! A program to protobuf.
+//! Encoding of programs as protobuf.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +14,14 @@ use crate::names;
 use crate::types::{DataType, Opset, ValueType};
 use anec_base::Result;
 
-/// The bytes of the program's message; constants that belong in a weight file are given to `blobs`, in the order of the program.
-/// Each op is encoded when its message is made: to encode a message takes the lengths of what is in it, at every level, and the
-/// messages of all ops take several times as much memory as their bytes.
+/// Encodes a program. Constants that belong in a weight file are passed to `blobs` in the order of the program.
+///
+/// Each op is encoded when its message is made. Encoding needs the length of every nested message, and the messages
+/// of all ops together take several times the memory of their bytes.
 ///
 /// # Errors
-/// A name that the format doesn't allow, a constant that contradicts its type, a name given twice, or what `blobs`
-/// says.
+/// Returns an error for an illegal or duplicate name and for a constant that contradicts its type, and any error
+/// from `blobs`.
 pub fn encode(program: &Program, blobs: &mut dyn BlobSink) -> Result<Vec<u8>> {
     let mut functions = BTreeMap::new();
     for function in &program.functions {
@@ -37,25 +38,25 @@ pub fn encode(program: &Program, blobs: &mut dyn BlobSink) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Gives the constants of a function that belong in a weight file to `blobs`, as [`encode`] does, without a message: for those
-/// who ask how large the file becomes.
+/// Passes the constants of a function that belong in a weight file to `blobs`, as [`encode`] does, without building
+/// a message. Used to compute the size of the file.
 ///
 /// # Errors
-/// What `blobs` says.
+/// Returns any error from `blobs`.
 pub fn place_blobs(function: &Function, blobs: &mut dyn BlobSink) -> Result<()> {
     Encoder { function, opset: function.opset, blobs, scopes: Vec::new() }.place_all(&function.block)
 }
 
-/// The number of a program's `functions`.
+/// Field number of `Program.functions`.
 const FUNCTIONS: u32 = 2;
-/// The number of a function's `block_specializations`.
+/// Field number of `Function.block_specializations`.
 const BLOCK_SPECIALIZATIONS: u32 = 3;
 
 struct Encoder<'a> {
     function: &'a Function,
     opset: Opset,
     blobs: &'a mut dyn BlobSink,
-    /// Names that are taken, by block.
+    /// Names in use, by block.
     scopes: Vec<HashSet<&'a str>>,
 }
 
@@ -74,7 +75,7 @@ impl<'a> Encoder<'a> {
         Ok(bytes)
     }
 
-    /// Gives a block to `take` in parts, which merged are the block: its inputs and outputs, then each operation.
+    /// Passes a block to `take` in parts that merge into the block: inputs and outputs, then each operation.
     fn block(&mut self, block: &'a Block, take: &mut dyn FnMut(proto::Block)) -> Result<()> {
         let inputs = self.declare(&block.inputs)?;
         let outputs = block.outputs.iter().map(|id| self.function.value(*id).name.clone()).collect();
@@ -85,7 +86,7 @@ impl<'a> Encoder<'a> {
         })
     }
 
-    /// Names and types of values that come into being.
+    /// Names and types of newly defined values.
     fn declare(&mut self, ids: &[ValueId]) -> Result<Vec<proto::NamedValueType>> {
         let function = self.function;
         ids.iter()
@@ -157,8 +158,8 @@ impl<'a> Encoder<'a> {
         Ok(proto::Argument { arguments })
     }
 
-    /// Whether a constant is written as a list. A `const` declares it; in other places vectors of these types occur
-    /// only as lists (class labels, a custom layer's settings).
+    /// Returns whether a constant is written as a list. A `const` declares it; elsewhere, vectors of these types occur
+    /// only as lists (class labels, settings of a custom layer).
     fn is_list(&self, op: &Op, constant: &Constant) -> bool {
         if op.is_const() {
             let declared = op.outputs.first().map(|id| &self.function.value(*id).ty);
@@ -167,7 +168,7 @@ impl<'a> Encoder<'a> {
         constant.ty.rank() == 1 && matches!(constant.ty.dtype, DataType::String | DataType::Int64)
     }
 
-    /// The place of a constant that belongs in a weight file.
+    /// Place of a constant that belongs in a weight file.
     fn place(&mut self, op: &Op, parameter: &str, constant: &Constant) -> Result<Option<BlobPlace>> {
         if !values::belongs_in_blob(constant, self.opset) || self.is_list(op, constant) {
             return Ok(None);
@@ -179,7 +180,7 @@ impl<'a> Encoder<'a> {
         self.blobs.place(constant, &owner).map(Some)
     }
 
-    /// Gives every constant of a block its place, in the order in which [`op`](Self::op) does.
+    /// Assigns every constant of a block its place, in the order in which [`op`](Self::op) does.
     fn place_all(&mut self, block: &Block) -> Result<()> {
         for op in &block.ops {
             for (parameter, argument) in &op.inputs {

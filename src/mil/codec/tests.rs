@@ -1,4 +1,4 @@
-//! Decoding what was encoded gives the same program.
+//! Round trips: decoding an encoded program gives the same program.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ fn message_of(bytes: &[u8]) -> coreml_proto::mil_spec::Program {
     Message::decode(bytes).unwrap()
 }
 
-/// A weight file that only remembers what was put in.
+/// A weight file in memory that stores constants as they are placed.
 #[derive(Default)]
 struct Memory(RefCell<Vec<Constant>>);
 
@@ -208,7 +208,7 @@ fn dimensions(program: &Program) -> BTreeMap<String, Dimensions> {
     program.functions.iter().map(|f| (f.name.clone(), of(f))).collect()
 }
 
-/// Values in the order in which a decoder meets them: a program's own order of its arena is not in the format.
+/// Renumbers values in the order in which the decoder sees them; the format doesn't record the arena's order.
 fn renumber(program: &Program) -> Program {
     fn block(old: &Block, f: &Function, map: &mut BTreeMap<ValueId, ValueId>, values: &mut Vec<Value>) -> Block {
         let mut declare = |ids: &[ValueId], map: &mut BTreeMap<ValueId, ValueId>| -> Vec<ValueId> {
@@ -262,7 +262,7 @@ proptest! {
         let message = message_of(&encoded);
         let decoded = decode(&message, &dimensions(&program), &memory).unwrap();
         prop_assert_eq!(&decoded, &program);
-        // and the bytes are the same each time, and those of the whole message
+        // encoding is deterministic, op by op and as one message
         let again = encode(&decoded, &mut &memory).unwrap();
         prop_assert_eq!(&encoded, &again);
         prop_assert_eq!(encoded, message.encode_to_vec());

@@ -1,14 +1,14 @@
-//! Data types and value types, to protobuf and back.
+//! Conversion of data types and value types to and from protobuf.
 //!
 //! Lists, dictionaries, tuples and tensors of types that the IR can't compute with are carried as text
-//! ([`ValueType::Opaque`]); the text says the whole type, so that it can be written again:
+//! ([`ValueType::Opaque`]). The text contains the whole type, so that it can be written again:
 //! `list<string, 3>`, `dict<int64, fp32>`, `tuple<fp16, tensor<fp8e4m3fn, [2, ?]>>`, `tensor<fp16, [...]>`.
 
 use coreml_proto::mil_spec::{self as proto, dimension, value_type};
 
 use crate::types::{DataType, Dim, TensorType, ValueType};
 
-/// How deep types may nest in each other.
+/// Maximum nesting depth of types.
 const MAX_DEPTH: usize = 32;
 
 /// Data types of the format: its enum, the name in text, and the IR's type where it has one.
@@ -37,12 +37,12 @@ const DATA_TYPES: [(proto::DataType, &str, Option<DataType>); 22] = [
     (proto::DataType::Float8e5m2, "fp8e5m2", None),
 ];
 
-/// The format's number of a data type.
+/// Number of a data type in the format.
 pub(super) fn data_type_number(dtype: DataType) -> i32 {
     DATA_TYPES.iter().find(|(_, _, d)| *d == Some(dtype)).map_or(0, |(p, _, _)| *p as i32)
 }
 
-/// The text name and the IR's type for a number of the format.
+/// Text name and IR type of a data type's number in the format.
 fn data_type_of(number: i32) -> Result<(&'static str, Option<DataType>), String> {
     DATA_TYPES
         .iter()
@@ -74,7 +74,7 @@ pub(super) fn tensor_value_type(ty: &TensorType) -> proto::ValueType {
     proto::ValueType { r#type: Some(value_type::Type::TensorType(encode_tensor(ty))) }
 }
 
-/// A value type; opaque ones are parsed from their text.
+/// Encodes a value type; opaque types are parsed from their text.
 pub(super) fn encode(ty: &ValueType) -> Result<proto::ValueType, String> {
     match ty {
         ValueType::Tensor(tensor) => Ok(tensor_value_type(tensor)),
@@ -88,7 +88,7 @@ fn state_of(wrapped: proto::ValueType) -> proto::ValueType {
     proto::ValueType { r#type: Some(value_type::Type::StateType(Box::new(state))) }
 }
 
-/// A value type from the format; unknown dimensions are [`Dim::Unknown`].
+/// Decodes a value type; unknown dimensions become [`Dim::Unknown`].
 pub(super) fn decode(ty: Option<&proto::ValueType>) -> Result<ValueType, String> {
     use value_type::Type;
     let kind = ty.and_then(|t| t.r#type.as_ref()).ok_or("no type is declared")?;
@@ -106,7 +106,7 @@ pub(super) fn decode(ty: Option<&proto::ValueType>) -> Result<ValueType, String>
     Ok(ValueType::Opaque(text))
 }
 
-/// The type of a list's members, where they are tensors that the IR has.
+/// Type of a list's members if they are tensors of the IR.
 pub(super) fn list_member(ty: Option<&proto::ValueType>) -> Result<Option<TensorType>, String> {
     match ty.and_then(|t| t.r#type.as_ref()) {
         Some(value_type::Type::ListType(list)) => match decode(list.r#type.as_deref())? {
@@ -117,7 +117,7 @@ pub(super) fn list_member(ty: Option<&proto::ValueType>) -> Result<Option<Tensor
     }
 }
 
-/// The tensor type of the IR, if it has one for this type.
+/// Tensor type of the IR, if this type has one.
 fn plain_tensor(kind: &value_type::Type) -> Result<Option<TensorType>, String> {
     let value_type::Type::TensorType(tensor) = kind else { return Ok(None) };
     let (_, dtype) = data_type_of(tensor.data_type)?;
@@ -125,7 +125,7 @@ fn plain_tensor(kind: &value_type::Type) -> Result<Option<TensorType>, String> {
     Ok(fixed_rank(tensor)?.map(|shape| TensorType { dtype, shape }))
 }
 
-/// The dimensions, unless there may be any number of them.
+/// Dimensions of a tensor; `None` if its rank isn't fixed.
 fn fixed_rank(tensor: &proto::TensorType) -> Result<Option<Vec<Dim>>, String> {
     if !tensor.attributes.is_empty() {
         let names: Vec<&str> = tensor.attributes.keys().map(String::as_str).collect();
@@ -152,7 +152,7 @@ fn fixed_rank(tensor: &proto::TensorType) -> Result<Option<Vec<Dim>>, String> {
     Ok(Some(shape))
 }
 
-/// The text of any type.
+/// Prints any type as text.
 fn print(ty: Option<&proto::ValueType>, out: &mut String, depth: usize) -> Result<(), String> {
     use value_type::Type;
     if depth > MAX_DEPTH {
@@ -204,7 +204,7 @@ fn print(ty: Option<&proto::ValueType>, out: &mut String, depth: usize) -> Resul
     Ok(())
 }
 
-/// A type from its text.
+/// Parses a type from its text.
 fn parse(text: &str) -> Result<proto::ValueType, String> {
     let mut parser = Parser { rest: text };
     let ty = parser.ty(0);

@@ -1,8 +1,8 @@
-//! Constants, to protobuf and back: in place, or in a weight file.
+//! Conversion of constants to and from protobuf: in place, or in a weight file.
 //!
-//! The format keeps elements in lists by data type: fp32, fp64, bool and string have their own; int16, uint16 and int32
-//! are `ints`; int64 and uint64 are `longInts`; everything else, sub-byte types included, is `bytes`, laid out as in a
-//! weight file.
+//! The format stores elements in lists by data type: fp32, fp64, bool and string have their own; int16, uint16 and
+//! int32 are `ints`; int64 and uint64 are `longInts`; everything else, sub-byte types included, is `bytes`, laid out as
+//! in a weight file.
 
 use coreml_proto::mil_spec::{self as proto, tensor_value, value, value_type};
 
@@ -10,11 +10,11 @@ use super::types;
 use crate::constant::{Constant, Data};
 use crate::types::{DataType, Opset, TensorType, ValueType};
 
-/// From this many elements on a constant is written to the weight file, if its data type can be there.
+/// Minimum number of elements of a constant in the weight file.
 const BLOB_ELEMENTS: u64 = 10;
 
-/// Whether a constant belongs in the weight file. Small constants and data types without a code in weight files are
-/// written in place; before CoreML8 integers of 16 and 32 bits are, too, whatever their number.
+/// Returns whether a constant belongs in the weight file. Small constants and data types without a code in weight
+/// files are written in place. Before CoreML8, so are integers of 16 and 32 bits of any count.
 pub(super) fn belongs_in_blob(constant: &Constant, opset: Opset) -> bool {
     let possible = match constant.ty.dtype {
         DataType::Int16 | DataType::Uint16 | DataType::Int32 | DataType::Uint32 => opset >= Opset::CoreMl8,
@@ -61,7 +61,7 @@ fn immediate(ty: &TensorType, elements: tensor_value::Value) -> proto::Value {
     }
 }
 
-/// Elements as the data of a constant: bytes or strings.
+/// Elements of a constant: bytes or strings.
 pub(super) enum Elements<'a> {
     Bytes(&'a [u8]),
     Strings(&'a [String]),
@@ -121,15 +121,15 @@ fn each<const WIDTH: usize, T>(bytes: &[u8], read: impl Fn([u8; WIDTH]) -> T) ->
     bytes.as_chunks::<WIDTH>().0.iter().map(|b| read(*b)).collect()
 }
 
-/// What the format holds as a constant.
+/// A constant of the format.
 pub(super) enum Decoded<'a> {
-    /// The elements are here.
+    /// Elements stored in the message.
     Constant(Constant),
-    /// The elements are in a weight file.
+    /// Elements stored in a weight file.
     Blob(TensorType, &'a value::BlobFileValue),
 }
 
-/// A constant from the format. Lists of scalars become vectors.
+/// Decodes a constant. Lists of scalars become vectors.
 pub(super) fn decode(value: &proto::Value) -> Result<Decoded<'_>, String> {
     if let Some(value::Value::ImmediateValue(immediate)) = &value.value
         && let Some(value::immediate_value::Value::List(list)) = &immediate.value
@@ -224,7 +224,7 @@ fn integers(ty: &TensorType, values: impl Iterator<Item = i64>) -> Result<Vec<u8
         DataType::Int16 => (i64::from(i16::MIN), i64::from(i16::MAX)),
         DataType::Uint16 => (0, i64::from(u16::MAX)),
         DataType::Int32 => (i64::from(i32::MIN), i64::from(i32::MAX)),
-        // a writer without an unsigned list wraps
+        // writers without an unsigned list wrap
         DataType::Uint32 => (i64::from(i32::MIN), i64::from(u32::MAX)),
         DataType::Int64 | DataType::Uint64 => (i64::MIN, i64::MAX),
         _ => return Err(format!("elements of {ty} are in a list of integers, which can't hold them")),

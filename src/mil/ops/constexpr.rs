@@ -1,6 +1,6 @@
-//! Weights that are expanded from a compressed form before the model runs.
+//! Weights that are decompressed before the model runs.
 //!
-//! Up to CoreML7 their parameters are attributes; from CoreML8 on they are inputs that hold the constants themselves.
+//! Up to CoreML7 their parameters are attributes; from CoreML8 they are inputs that contain the constants.
 
 use super::rules::{Inferred, dtype_of_name, one, shape_text};
 use crate::catalogue::{Arguments, Row};
@@ -66,7 +66,7 @@ fn shaped_sparse(a: &Arguments<'_>) -> Inferred {
     given_shape(a, a.tensor("nonzero_data")?.dtype)
 }
 
-/// Every dimension of `blocks` divides that of `data`: one scale or table for each block.
+/// Checks that every dimension of `blocks` divides that of `data`: one scale or table for each block.
 fn check_blocks(data: &[Dim], blocks: &[Dim], parameter: &str) -> Result<(), String> {
     let divides = data.len() == blocks.len()
         && data.iter().zip(blocks).all(|(d, b)| match (d.fixed(), b.fixed()) {
@@ -91,7 +91,7 @@ fn blockwise(a: &Arguments<'_>) -> Inferred {
     one(scale.dtype, data.shape.clone())
 }
 
-/// `lut` has the indices' rank plus two: groups per dimension, entries, vector width.
+/// `lut` has the rank of the indices plus two: groups per dimension, entries, vector width.
 fn looked_up(a: &Arguments<'_>, indices: &[Dim]) -> Result<Vec<Dim>, String> {
     let lut = a.tensor("lut")?;
     if lut.rank() != indices.len() + 2 {

@@ -6,7 +6,7 @@ use crate::types::Dim;
 use crate::types::Opset::{CoreMl5, CoreMl7};
 
 const CONV: &str = "x weight bias!? strides!=spatial:1 pad_type!=\"valid\" pad!=pads:0 dilations!=spatial:1 groups!=1";
-// from iOS 17 on the bias may be computed
+// the bias may be computed from iOS 17
 const CONV_17: &str =
     "x weight bias? strides!=spatial:1 pad_type!=\"valid\" pad!=pads:0 dilations!=spatial:1 groups!=1";
 
@@ -106,14 +106,14 @@ fn pool(a: &Arguments<'_>) -> Inferred {
     one(x.dtype, shape)
 }
 
-/// The elements from the first that a kernel takes in to the last.
+/// Extent of a dilated kernel in elements.
 fn extent(kernel: u64, dilation: i64) -> Result<i64, String> {
     let steps = kernel.checked_sub(1).and_then(|steps| i64::try_from(steps).ok());
     let extent = steps.and_then(|steps| steps.checked_mul(dilation)?.checked_add(1));
     extent.ok_or_else(|| format!("a kernel of {kernel} with a dilation of {dilation}"))
 }
 
-/// The number of places that a kernel takes along each spatial dimension.
+/// Number of kernel positions along each spatial dimension.
 fn windows(a: &Arguments<'_>, x: &[Dim], kernel: &[u64]) -> Result<Vec<Dim>, String> {
     let count = kernel.len();
     let per_dimension = |parameter: &str, default: i64| -> Result<Vec<i64>, String> {

@@ -1,15 +1,15 @@
-//! Which element types the parameters of an operator take.
+//! Element types of operators' parameters.
 
 use std::collections::BTreeMap;
 
 use crate::types::{DataType, Opset};
 
-/// Element types that a parameter takes; none listed means any.
+/// Element types of a parameter; an empty list means any.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ElementTypes {
-    /// Parameters of one operator with the same word here must have the same type.
+    /// Label; parameters of one operator with equal labels must have the same type.
     pub shared: Option<&'static str>,
-    /// The types it may be.
+    /// Accepted types.
     pub any_of: Vec<DataType>,
 }
 
@@ -30,7 +30,7 @@ pub fn forms() -> BTreeMap<&'static str, Vec<(Opset, ElementForm)>> {
                 Some(those) => (Some(types), *those),
                 None => (None, types),
             };
-            // a type that this crate doesn't know can't occur in its programs
+            // programs of this crate can't contain types that it doesn't know
             let any_of = types.split('|').filter_map(DataType::from_name).collect();
             (parameter, ElementTypes { shared, any_of })
         });

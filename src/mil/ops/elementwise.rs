@@ -74,7 +74,7 @@ pub const ROWS: &[Row] = &[
     ("fill_like", CoreMl6, "ref_tensor value!=0.0", fill_like),
 ];
 
-/// What a cast can give; the narrow integers from CoreML7 on.
+/// Result types of a cast; the narrow integers from CoreML7.
 const CAST: [DataType; 8] = [
     DataType::Bool,
     DataType::Fp16,

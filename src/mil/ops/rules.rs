@@ -1,22 +1,22 @@
-//! Rules that several groups share.
+//! Inference rules shared by several groups.
 
 use crate::catalogue::Arguments;
 use crate::types::{DataType, Dim, TensorType, ValueType};
 
-/// What inference gives.
+/// Result of type inference.
 pub type Inferred = Result<Vec<ValueType>, String>;
 
-/// One tensor.
+/// One tensor as the result.
 pub fn one(dtype: DataType, shape: Vec<Dim>) -> Inferred {
     Ok(vec![TensorType { dtype, shape }.into()])
 }
 
-/// The type of `x`.
+/// Returns the type of `x`.
 pub fn same(a: &Arguments<'_>) -> Inferred {
     Ok(vec![a.tensor("x")?.clone().into()])
 }
 
-/// The shape that two shapes broadcast to: aligned at the end, ones stretch.
+/// Returns the broadcast of two shapes: aligned at the end, dimensions of size 1 are extended.
 pub fn broadcast(x: &[Dim], y: &[Dim]) -> Result<Vec<Dim>, String> {
     let rank = x.len().max(y.len());
     let one = Dim::Fixed(1);
@@ -33,15 +33,15 @@ pub fn broadcast(x: &[Dim], y: &[Dim]) -> Result<Vec<Dim>, String> {
         .collect()
 }
 
-/// An axis from the end if negative.
+/// Resolves an axis; negative axes count from the end.
 pub fn axis(axis: i64, rank: usize) -> Result<usize, String> {
     let positive = if axis < 0 { axis + rank as i64 } else { axis };
     usize::try_from(positive).ok().filter(|a| *a < rank).ok_or_else(|| format!("axis {axis} is outside of rank {rank}"))
 }
 
-/// As many unknown dimensions as a parameter that isn't known yet has elements.
+/// One unknown dimension for each element of a parameter whose value isn't known.
 pub fn unknown_dimensions(a: &Arguments<'_>, parameter: &str) -> Result<Vec<Dim>, String> {
-    /// No tensor has more dimensions.
+    /// Maximum rank of a tensor.
     const MAX_RANK: u64 = 16;
     let ty = a.tensor(parameter)?;
     match ty.shape.as_slice() {
@@ -50,7 +50,7 @@ pub fn unknown_dimensions(a: &Arguments<'_>, parameter: &str) -> Result<Vec<Dim>
     }
 }
 
-/// The axes of a parameter, ascending; all of them if it isn't given.
+/// Axes of a parameter in ascending order; all axes if it isn't given.
 pub fn axes(a: &Arguments<'_>, parameter: &str, rank: usize) -> Result<Vec<usize>, String> {
     if a.optional_tensor(parameter)?.is_none() {
         return Ok((0..rank).collect());
@@ -68,7 +68,7 @@ pub fn product(shape: &[Dim]) -> Dim {
     shape.iter().fold(Dim::Fixed(1), |product, dim| product.times(dim))
 }
 
-/// The data type of this name.
+/// Data type with a given name.
 pub fn dtype_of_name(name: &str) -> Option<DataType> {
     const ALL: [DataType; 12] = [
         DataType::Bool,
@@ -87,7 +87,7 @@ pub fn dtype_of_name(name: &str) -> Option<DataType> {
     ALL.into_iter().find(|dtype| dtype.name() == name)
 }
 
-/// A shape in words.
+/// Text form of a shape.
 pub fn shape_text(shape: &[Dim]) -> String {
     let dims: Vec<String> = shape.iter().map(Dim::to_string).collect();
     format!("[{}]", dims.join(", "))

@@ -34,7 +34,7 @@ pub const ROWS: &[Row] = &[
 fn reshape(a: &Arguments<'_>) -> Inferred {
     let x = a.tensor("x")?;
     let Some(asked) = a.optional_integers("shape") else { return one(x.dtype, unknown_dimensions(a, "shape")?) };
-    // a 0 keeps the dimension of x that stands there, counted from the left if the ranks are equal, else from the right
+    // 0 keeps a dimension of x: counted from the left if the ranks are equal, else from the right
     let keep = |i: usize| {
         let at = (i + x.rank()).checked_sub(asked.len()).filter(|at| *at < x.rank());
         at.map(|at| x.shape[at].clone())
@@ -120,7 +120,7 @@ fn shape(a: &Arguments<'_>) -> Inferred {
 fn concat(a: &Arguments<'_>) -> Inferred {
     let values = a.tensors("values")?;
     let first = values[0];
-    // scalars make a vector
+    // scalars are joined to a vector
     if values.iter().all(|value| value.rank() == 0 && value.dtype == first.dtype) {
         return one(first.dtype, vec![Dim::Fixed(values.len() as u64)]);
     }
@@ -232,7 +232,7 @@ fn one_hot(a: &Arguments<'_>) -> Inferred {
     one(a.optional_tensor("on_value")?.map_or(DataType::Int32, |ty| ty.dtype), dims)
 }
 
-/// Rank 4 in, channels, height and width changed by factors.
+/// Changes channels, height and width of a tensor of rank 4 by factors.
 fn rescale(a: &Arguments<'_>, parameter: &str, up: bool) -> Inferred {
     let x = a.tensor("x")?;
     let factor = Dim::Fixed(a.integer(parameter)?.max(1) as u64);
@@ -267,7 +267,7 @@ fn space_to_depth(a: &Arguments<'_>) -> Inferred {
     rescale(a, "block_size", false)
 }
 
-/// The last two dimensions times a number, which may be a fraction, rounded down.
+/// Multiplies the last two dimensions by a number that may be a fraction, rounding down.
 fn upsample(a: &Arguments<'_>) -> Inferred {
     let x = a.tensor("x")?;
     let count = x.rank().checked_sub(2).ok_or_else(|| format!("x has rank {}, it must be at least 3", x.rank()))?;

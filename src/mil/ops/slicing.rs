@@ -17,7 +17,7 @@ pub const ROWS: &[Row] = &[
     ("sliding_windows", CoreMl5, "x axis! size! stride!=1", sliding_windows),
 ];
 
-/// The shape of a slice, squeezed axes left out.
+/// Shape of a slice without its squeezed axes.
 fn sliced(a: &Arguments<'_>, x: &TensorType) -> Result<Vec<Dim>, String> {
     let rank = x.rank();
     let mask = |parameter: &str| -> Result<Vec<bool>, String> {
@@ -56,7 +56,7 @@ fn sliced(a: &Arguments<'_>, x: &TensorType) -> Result<Vec<Dim>, String> {
     Ok(dims)
 }
 
-/// The number of elements from `begin` to `end` by `stride`, as Python's slices count them.
+/// Number of elements from `begin` to `end` by `stride`, counted as in Python's slices.
 fn extent(size: &Dim, begin: Option<i64>, end: Option<i64>, from_start: bool, to_end: bool, stride: i64) -> Dim {
     match size.fixed() {
         Some(n) => {
@@ -79,14 +79,14 @@ fn extent(size: &Dim, begin: Option<i64>, end: Option<i64>, from_start: bool, to
                 None => Dim::Unknown,
             }
         }
-        // of a symbolic size, only slices from one end are known
+        // for a symbolic size, the length is known only for slices from one end
         None if stride == 1 => match (from_start, to_end, begin, end) {
             (true, true, ..) => size.clone(),
             (false, true, Some(b), _) if b >= 0 => size.offset_by(-b),
             (false, true, Some(b), _) => Dim::Fixed(b.unsigned_abs()),
             (true, false, _, Some(e)) if e < 0 => size.offset_by(e),
             (false, false, Some(b), Some(e)) if b >= 0 && e < 0 => size.offset_by(e - b),
-            // the caller vouches that the size reaches `end`: a shorter one is an error when it runs
+            // the caller guarantees that the size reaches `end`: a shorter one is an error at run time
             (true, false, _, Some(e)) => Dim::Fixed(e as u64),
             (false, false, Some(b), Some(e)) if e >= b => Dim::Fixed((e - b) as u64),
             _ => Dim::Unknown,

@@ -1,4 +1,4 @@
-//! States, and what has no rule of its own (constants carry their type with them).
+//! States and constants.
 
 use super::rules::Inferred;
 use crate::catalogue::{Arguments, Row};

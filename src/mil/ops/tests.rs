@@ -1,4 +1,4 @@
-//! The catalogue agrees with coremltools' own registry on parameters, constness and opsets.
+//! Comparison of the catalogue with coremltools' registry: parameters, constness and opsets.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ fn rows_agree_with_coremltools() {
     let registry: Registry = serde_json::from_str(text).expect("the dump of coremltools' registry");
     let mut checked = 0;
     for spec in table() {
-        // const carries its value as an attribute, and pymil names the write of a state otherwise
+        // const carries its value as an attribute; pymil has another name for the write of a state
         let Some(forms) = registry.operators.get(spec.name).filter(|_| spec.name != "const") else {
             assert!(matches!(spec.name, "const" | "write_state"), "coremltools has no `{}`", spec.name);
             continue;

@@ -1,13 +1,12 @@
-//! Tokens of the text form.
+//! Lexer of the text form.
 
-/// One token.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Lexeme {
     /// A name or keyword.
     Word(String),
-    /// A number with its sign, as it is written; bytes as `0x…`.
+    /// A number with its sign as written; bytes as `0x…`.
     Number(String),
-    /// Text in quotes, which may stand for a name.
+    /// Quoted text, which may stand for a name.
     Quoted(String),
     /// `->`
     Arrow,
@@ -17,7 +16,7 @@ pub enum Lexeme {
     End,
 }
 
-/// Where a token starts, counted from 1.
+/// Position of a token, counted from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TextPosition {
     /// Line.
@@ -26,10 +25,10 @@ pub struct TextPosition {
     pub column: usize,
 }
 
-/// Takes text apart; `//` starts a comment.
+/// Splits text into tokens; `//` starts a comment.
 ///
 /// # Errors
-/// The place of a quote that doesn't end, or of an escape that isn't one.
+/// Returns the position of an unterminated quote or an unknown escape.
 pub fn tokens(text: &str) -> Result<Vec<(Lexeme, TextPosition)>, (TextPosition, String)> {
     let mut out = Vec::new();
     let mut line = 0;
@@ -71,7 +70,7 @@ fn tokens_of_line(
             Lexeme::Arrow
         } else if c.is_ascii_digit() || (matches!(c, '-' | '+') && (at(i + 1).is_ascii_digit() || at(i + 1) == 'i')) {
             i += 1;
-            // an exponent brings its own sign
+            // an exponent has a sign of its own
             while at(i).is_ascii_alphanumeric()
                 || at(i) == '.'
                 || (matches!(at(i), '-' | '+') && at(i - 1) == 'e' && at(start + 1) != 'x')
@@ -93,7 +92,7 @@ fn tokens_of_line(
     Ok(())
 }
 
-/// The text from `i` to the closing quote, and where it ends; escapes as Rust's `Debug` writes them.
+/// Text from `i` to the closing quote and the position behind it; escapes are those of Rust's `Debug`.
 fn quoted(chars: &[char], mut i: usize) -> Result<(String, usize), String> {
     let mut text = String::new();
     loop {

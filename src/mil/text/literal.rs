@@ -1,9 +1,9 @@
-//! Elements of constants as text, and back.
+//! Conversion of constants' elements to and from text.
 
 use crate::types::{DataType, TensorType};
 
-/// The elements of packed little-endian bytes as text, unless text can't tell these bytes exactly: a NaN with a
-/// payload, a bool that is neither 0 nor 1, bits behind the last element, too few or too many bytes.
+/// Text of packed little-endian elements. `None` if text can't represent the bytes exactly: a NaN with a payload, a
+/// bool other than 0 and 1, bits behind the last element, or a wrong number of bytes.
 pub fn elements(ty: &TensorType, bytes: &[u8]) -> Option<Vec<String>> {
     let count = usize::try_from(ty.elements()?).ok()?;
     if ty.bytes() != Some(bytes.len() as u64) {
@@ -35,7 +35,7 @@ fn wide<const N: usize>(bytes: &[u8], text: fn([u8; N]) -> String) -> Vec<String
     bytes.chunks_exact(N).map(|b| text(b.try_into().unwrap_or([0; N]))).collect()
 }
 
-/// Element `i` of those of `width` bits that are packed least significant bit first.
+/// Element `i` of packed elements of `width` bits, least significant bit first.
 fn bits(bytes: &[u8], i: usize, width: usize) -> u8 {
     (0..width).fold(0, |value, k| {
         let at = i * width + k;
@@ -43,7 +43,7 @@ fn bits(bytes: &[u8], i: usize, width: usize) -> u8 {
     })
 }
 
-/// The packed bytes of elements given as text. The error is a sentence.
+/// Packs elements given as text. The error is a sentence.
 pub fn pack<'a>(dtype: DataType, elements: impl Iterator<Item = &'a str>) -> Result<Vec<u8>, String> {
     fn number<T: std::str::FromStr>(text: &str, dtype: DataType) -> Result<T, String> {
         text.parse().map_err(|_| format!("`{text}` is not of type {dtype}"))
@@ -76,7 +76,7 @@ pub fn pack<'a>(dtype: DataType, elements: impl Iterator<Item = &'a str>) -> Res
     Ok(out)
 }
 
-/// An integer of at most eight bits, within what its type holds.
+/// An integer of at most eight bits within the range of its type.
 fn small(text: &str, dtype: DataType) -> Result<u8, String> {
     let size = 1i64 << dtype.bits();
     let (low, high) = if dtype == DataType::Int4 { (-size / 2, size / 2) } else { (0, size) };
@@ -152,7 +152,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the bytes, either text gives them back or there is no text.
+        /// For any bytes, the text gives them back, or there is no text.
         #[test]
         fn text_gives_the_bytes_back(dtype in proptest::sample::select(&NUMERIC[..]), count in 0u64..9, seed: [u8; 72]) {
             let ty = TensorType::new(dtype, [count]);

@@ -1,6 +1,6 @@
-//! Reads the text form back.
+//! Parser of the text form.
 //!
-//! The parser takes what is written as it stands, mistakes of the graph included: those are the verifier's to find.
+//! The parser accepts programs with invalid graphs; the verifier reports those.
 
 mod cursor;
 mod scope;
@@ -16,13 +16,13 @@ use crate::types::{Opset, Symbol};
 use cursor::Parser;
 use scope::Scope;
 
-/// Blocks and lists nest no deeper.
+/// Maximum nesting depth of blocks and lists.
 const DEPTH: usize = 64;
 
-/// The program that a text stands for. Constants written as `<N bytes>` have a length but no data.
+/// Parses a program. Constants written as `<N bytes>` have a length but no data.
 ///
 /// # Errors
-/// The place, what stands there and what was expected.
+/// Returns the position, the text found there and the expected text.
 pub fn parse(text: &str) -> Result<Program, MilError> {
     let error = |place: TextPosition, problem| MilError::Text { line: place.line, column: place.column, problem };
     let tokens = tokens(text).map_err(|(place, problem)| error(place, problem))?;
@@ -176,7 +176,7 @@ impl Parser {
     }
 
     fn binding(&mut self, scope: &mut Scope) -> Parsed<Binding> {
-        // a type is followed by `<` or `(`, a name is not
+        // a type is followed by `<` or `(`, a name isn't
         match self.peek_second() {
             Lexeme::Mark('<' | '(') => Ok(Binding::Constant(self.constant()?)),
             _ => Ok(Binding::Value(scope.refer(self.name()?))),
@@ -184,7 +184,7 @@ impl Parser {
     }
 }
 
-/// Entries as a map; a key that comes twice is a mistake.
+/// Collects entries into a map; duplicate keys are an error.
 fn unique<K: Ord + std::fmt::Debug, V>(entries: Vec<(K, V)>) -> Parsed<BTreeMap<K, V>> {
     let mut map = BTreeMap::new();
     for (key, value) in entries {

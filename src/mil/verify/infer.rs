@@ -1,15 +1,15 @@
-//! Inference of a whole function's types.
+//! Type inference of functions.
 
 use crate::catalogue::{self, Arguments};
 use crate::error::MilError;
 use crate::ir::{Block, Function, Op};
 use crate::types::ValueType;
 
-/// The function with the types of all results inferred anew from its inputs: after a symbol was fixed, or to see what
-/// a foreign package's unknown dimensions are.
+/// Infers the types of all results from the inputs: after fixing a symbol, or to resolve unknown dimensions of another
+/// producer's package.
 ///
 /// # Errors
-/// The first op whose types can't be inferred.
+/// Returns the first op whose types can't be inferred.
 pub fn infer_types(function: &Function) -> Result<Function, MilError> {
     let mut inferred = function.clone();
     let block = std::mem::take(&mut inferred.block);
@@ -18,17 +18,17 @@ pub fn infer_types(function: &Function) -> Result<Function, MilError> {
     Ok(inferred)
 }
 
-/// As [`infer_types`], but what can't be inferred keeps the type that is declared.
-pub fn infer_what_can_be(function: &Function) -> Function {
+/// Infers types as [`infer_types`] does; ops whose types can't be inferred keep the declared ones.
+pub fn infer_known_types(function: &Function) -> Function {
     let mut inferred = function.clone();
     let block = std::mem::take(&mut inferred.block);
-    // every error is let go: there is none to give
+    // the callback ignores every error
     let _ = infer_block(&mut inferred, &block, &mut |_| Ok(()));
     inferred.block = block;
     inferred
 }
 
-/// What becomes of an op whose types can't be inferred.
+/// Handler for an op whose types can't be inferred.
 type OnError<'a> = &'a mut dyn FnMut(MilError) -> Result<(), MilError>;
 
 fn infer_block(function: &mut Function, block: &Block, on_error: OnError<'_>) -> Result<(), MilError> {

@@ -1,4 +1,4 @@
-//! That each op is one of the catalogue, with the arguments it needs and the results that follow from them.
+//! Check of ops against the catalogue: operator, arguments, results.
 
 use std::collections::HashSet;
 
@@ -18,7 +18,7 @@ pub(super) fn check<'a>(function: &'a Function, findings: &mut Findings<'a>) {
 
 struct Checker<'a, 'f> {
     function: &'a Function,
-    /// Weights expanded by a constexpr op, which count as constants.
+    /// Weights decompressed by a constexpr op, which count as constants.
     expanded: HashSet<ValueId>,
     findings: &'f mut Findings<'a>,
 }
@@ -54,7 +54,7 @@ impl Checker<'_, '_> {
         }
     }
 
-    /// A `const` gives the value of its one attribute.
+    /// Checks that a `const` has the value of its attribute.
     fn constant(&mut self, op: &Op) {
         let (Some(value), [output], 1, true) =
             (op.attributes.get("val"), op.outputs.as_slice(), op.attributes.len(), op.inputs.is_empty())
@@ -122,7 +122,7 @@ impl Checker<'_, '_> {
     }
 }
 
-/// Whether a `const` of this type can have this value. Lists are declared as such, their elements are a vector's.
+/// Returns whether a `const` of this type can have this value. Lists are declared as lists; their value is a vector.
 fn declares(declared: &ValueType, value: &Constant) -> bool {
     match (declared, value.ty.shape.as_slice()) {
         (ValueType::Tensor(ty), _) => *ty == value.ty,
@@ -131,8 +131,8 @@ fn declares(declared: &ValueType, value: &Constant) -> bool {
     }
 }
 
-/// Whether a declared type and the inferred one can be the same: a declared dimension that says less than the inferred
-/// one (an unknown of a foreign package) agrees with it.
+/// Returns whether a declared type agrees with the inferred one. A declared dimension may be less specific than the
+/// inferred one (an unknown dimension of another producer's package).
 fn agrees(declared: &ValueType, inferred: &ValueType) -> bool {
     let dims = |a: &TensorType, b: &TensorType| {
         a.dtype == b.dtype

@@ -1,5 +1,5 @@
-//! That values are defined once, read only after that and within their block, and not after the state that they were
-//! read from has changed.
+//! Check of definitions and reads: values are defined once, read only after that and within their block, and not after
+//! a write to the state that they were read from.
 
 use std::collections::HashMap;
 
@@ -18,16 +18,16 @@ pub(super) fn check<'a>(function: &'a Function, findings: &mut Findings<'a>) {
 struct Order<'a, 'f> {
     function: &'a Function,
     findings: &'f mut Findings<'a>,
-    /// Of each value that is defined so far, whether the block that defines it still goes on.
+    /// Defined values; true while the defining block is open.
     visible: Vec<Option<bool>>,
-    /// What was read from each state since it was last written.
+    /// Values read from each state since its last write.
     read: HashMap<ValueId, Vec<ValueId>>,
-    /// What was read from a state before it was written, and the op that wrote.
+    /// Values read from a state before its last write, with the name of the writing op.
     stale: HashMap<ValueId, &'a str>,
 }
 
 impl<'a> Order<'a, '_> {
-    /// Defines a value that an op gives, or an input. `op` names it.
+    /// Defines an input or the result of the op named `op`.
     fn define(&mut self, id: ValueId, op: &str) {
         if self.visible[id.0 as usize].replace(true).is_some() {
             self.findings.add(op, format!("`{}` is defined a second time", self.function.value(id).name));
@@ -62,7 +62,7 @@ impl<'a> Order<'a, '_> {
         defined.for_each(|id| self.visible[id.0 as usize] = Some(false));
     }
 
-    /// An op reads a value.
+    /// Records that an op reads a value.
     fn reads(&mut self, op: &str, id: ValueId) {
         let name = &self.function.value(id).name;
         match self.visible[id.0 as usize] {
@@ -77,7 +77,7 @@ impl<'a> Order<'a, '_> {
         }
     }
 
-    /// What an op does to states.
+    /// Records the effect of an op on states.
     fn state(&mut self, op: &'a Op) {
         let Some(Binding::Value(state)) = op.input("input") else { return };
         match op.operator.as_str() {

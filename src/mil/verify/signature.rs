@@ -1,4 +1,4 @@
-//! What a function takes and gives.
+//! Check of inputs, outputs and states.
 
 use std::collections::HashSet;
 

@@ -18,7 +18,7 @@ use crate::watch::ValueRange;
 use anec_base::Result;
 use anec_bundle::Bundle;
 use anec_exec::{ExecError, ExecOptions, Executable, Precision, Tensor, WeightCache};
-use anec_mil::verify::infer_what_can_be;
+use anec_mil::verify::infer_known_types;
 use anec_mil::{Function, Program};
 use anec_package::Package;
 use anec_runtime::{
@@ -42,7 +42,7 @@ pub fn calls_of_package(name: &str, package: &Package) -> Vec<RecordedCall> {
     let fixed = package.program.functions.iter().flat_map(sizes);
     let call = |function: Function| {
         let inputs = made_up_inputs(&function).ok()?;
-        Some(RecordedCall { package: name.to_owned(), function: infer_what_can_be(&function), inputs })
+        Some(RecordedCall { package: name.to_owned(), function: infer_known_types(&function), inputs })
     };
     fixed.filter_map(call).collect()
 }
@@ -70,7 +70,7 @@ pub fn calls_of_bundle(bundle: &Bundle, folder: &Path, tokens: &[u32]) -> Result
         let program = anec_package::open(&folder.join(&entry.package))?.program;
         let Some(function) = program.function(&entry.function) else { continue };
         let fixed = at_sizes(function, &inputs);
-        calls.push(RecordedCall { package: entry.package.clone(), function: infer_what_can_be(&fixed), inputs });
+        calls.push(RecordedCall { package: entry.package.clone(), function: infer_known_types(&fixed), inputs });
     }
     Ok(calls)
 }

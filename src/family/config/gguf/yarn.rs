@@ -7,7 +7,7 @@
 //! | `yarn_ext_factor` | 1: they are mixed in full | 0: they aren't |
 //! | `yarn_log_multiplier` | 0; `mscale` and `mscale_all_dim` in Ministral 3 | 0 |
 //!
-//! llama.cpp's converter writes the first as `config.json` has it. A negative number stands for one that isn't there.
+//! llama.cpp's converter writes the first key as `config.json` has it. Negative numbers stand for absent ones.
 
 use serde_json::{Map, Value as Json};
 
@@ -16,10 +16,10 @@ use crate::error::FamilyError;
 use anec_base::Result;
 use anec_source::gguf::GgufMetadata;
 
-/// Architecture whose files have a logarithm's multiplier.
+/// Architecture whose files have a log multiplier.
 const WITH_LOG_MULTIPLIER: &str = "mistral3";
 
-/// The keys, below `{architecture}.`.
+/// YaRN's keys below `{architecture}.`.
 const KEYS: [&str; 5] = [
     "rope.scaling.yarn_attn_factor",
     "rope.scaling.yarn_beta_fast",
@@ -28,12 +28,12 @@ const KEYS: [&str; 5] = [
     "rope.scaling.yarn_log_multiplier",
 ];
 
-/// Whether a key below `{architecture}.` is one of them.
+/// Returns whether a key below `{architecture}.` is one of YaRN's.
 pub(super) fn is_key(own: &str) -> bool {
     KEYS.contains(&own)
 }
 
-/// Reads them into the words of `rope_scaling`, where the type of the scaling stands already.
+/// Reads YaRN's keys into the keys of `rope_scaling`, which contains the type of the scaling already.
 pub(super) fn read(metadata: &GgufMetadata, architecture: &str, rope: &mut Map<String, Json>) -> Result<()> {
     let scaled = rope.get("rope_type").is_some_and(|kind| kind == "yarn");
     let refuse = |key: &str, found: f64, expected: &str| FamilyError::Value {
@@ -42,7 +42,7 @@ pub(super) fn read(metadata: &GgufMetadata, architecture: &str, rope: &mut Map<S
         found: found.to_string(),
         expected: expected.to_owned(),
     };
-    // beside YaRN's own factor it would be a second one
+    // it would be applied on top of YaRN's own factor
     let plain = format!("{architecture}.rope.scaling.attn_factor");
     if scaled && let Some(factor) = metadata.f64(&plain)? {
         if factor != 1.0 {
@@ -68,7 +68,7 @@ pub(super) fn read(metadata: &GgufMetadata, architecture: &str, rope: &mut Map<S
             "beta_fast" | "beta_slow" if scaled => {
                 rope.insert(own.trim_start_matches("rope.scaling.yarn_").into(), value);
             }
-            // one number for what are two of the same size
+            // one number for two that are equal
             "log_multiplier" if scaled && architecture == WITH_LOG_MULTIPLIER => {
                 rope.insert("mscale".into(), value.clone());
                 rope.insert("mscale_all_dim".into(), value);
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
     use anec_source::gguf::GgufValue;
 
-    /// What is read of these keys below `olmo2.rope.scaling.`.
+    /// Scaling that is read from these keys below `olmo2.rope.scaling.`.
     fn scaling(kind: &str, keys: &[(&str, f32)]) -> Result<Json, String> {
         let named = keys.iter().map(|(key, value)| (format!("olmo2.rope.scaling.{key}"), GgufValue::F32(*value)));
         let metadata = GgufMetadata::new(Path::new("m.gguf"), named.collect());

@@ -1,9 +1,9 @@
-//! Tokens one after another.
+//! Token cursor of the parser.
 
 use super::Parsed;
 use crate::text::lexer::{Lexeme, TextPosition};
 
-/// Reads tokens; the rules of the grammar are methods of it, by file.
+/// A cursor over tokens; the rules of the grammar are its methods, by file.
 pub(super) struct Parser {
     tokens: Vec<(Lexeme, TextPosition)>,
     at: usize,
@@ -27,7 +27,7 @@ impl Parser {
         self.tokens.get(at).map_or(&Lexeme::End, |(token, _)| token)
     }
 
-    /// Where the next token stands.
+    /// Position of the next token.
     pub(super) fn place(&self) -> TextPosition {
         self.tokens.get(self.at).or(self.tokens.last()).map_or(TextPosition { line: 1, column: 1 }, |(_, place)| *place)
     }
@@ -38,7 +38,7 @@ impl Parser {
         token
     }
 
-    /// That something else stands here.
+    /// Error for an unexpected token.
     pub(super) fn wanted<T>(&self, wanted: &str) -> Parsed<T> {
         let found = match self.peek() {
             Lexeme::Word(text) | Lexeme::Number(text) => format!("`{text}`"),
@@ -50,14 +50,14 @@ impl Parser {
         Err(format!("found {found}, expected {wanted}"))
     }
 
-    /// Takes a token if it is the next.
+    /// Consumes a token if it is the next.
     fn take_token(&mut self, token: &Lexeme) -> bool {
         let is = self.peek() == token;
         self.at += usize::from(is);
         is
     }
 
-    /// Takes a mark if it is the next token.
+    /// Consumes a mark if it is the next token.
     pub(super) fn take(&mut self, mark: char) -> bool {
         self.take_token(&Lexeme::Mark(mark))
     }
@@ -75,7 +75,7 @@ impl Parser {
         matches!(self.peek(), Lexeme::Word(text) if text == word)
     }
 
-    /// Takes a word if it is the next token.
+    /// Consumes a word if it is the next token.
     pub(super) fn take_word(&mut self, word: &str) -> bool {
         let is = self.is_word(word);
         self.at += usize::from(is);
@@ -107,7 +107,7 @@ impl Parser {
         self.wanted("a whole number in range")
     }
 
-    /// `item, item, …` up to `close`, which is taken.
+    /// `item, item, …` up to and including `close`.
     pub(super) fn list<T>(&mut self, close: char, mut item: impl FnMut(&mut Self) -> Parsed<T>) -> Parsed<Vec<T>> {
         let mut items = Vec::new();
         while !self.take(close) {

@@ -1,34 +1,34 @@
-//! The values of a function while its text is read.
+//! Scopes of a function during parsing.
 
 use std::collections::HashMap;
 
 use crate::ir::{Value, ValueId};
 use crate::types::ValueType;
 
-/// The values so far, and what their names mean.
+/// Values and their names.
 #[derive(Default)]
 pub(super) struct Scope {
     pub(super) values: Vec<Value>,
     /// Names by block, the innermost last.
     blocks: Vec<HashMap<String, ValueId>>,
-    /// Names of blocks that have ended. To use one is a mistake, and the verifier's to find.
+    /// Names of closed blocks. Using one is an error that the verifier reports.
     ended: HashMap<String, ValueId>,
-    /// Values that were used, but not defined so far.
+    /// Values that are used but not yet defined.
     pending: HashMap<String, ValueId>,
 }
 
 impl Scope {
-    /// A block begins.
+    /// Enters a block.
     pub(super) fn enter(&mut self) {
         self.blocks.push(HashMap::new());
     }
 
-    /// The innermost block ends.
+    /// Leaves the innermost block.
     pub(super) fn leave(&mut self) {
         self.ended.extend(self.blocks.pop().into_iter().flatten());
     }
 
-    /// A value comes into being in the innermost block.
+    /// Defines a value in the innermost block.
     pub(super) fn define(&mut self, name: String, ty: ValueType) -> ValueId {
         let id = match self.pending.remove(&name) {
             Some(id) => {
@@ -43,7 +43,7 @@ impl Scope {
         id
     }
 
-    /// The value of a name.
+    /// Returns the value of a name.
     pub(super) fn refer(&mut self, name: String) -> ValueId {
         let names = |block: &HashMap<String, ValueId>| block.get(&name).copied();
         let known = self.blocks.iter().rev().find_map(names);
@@ -55,7 +55,7 @@ impl Scope {
         id
     }
 
-    /// A name that was used and never defined, if there is one.
+    /// Returns a name that is used but never defined.
     pub(super) fn missing(&self) -> Option<&str> {
         self.pending.keys().min().map(String::as_str)
     }

@@ -1,4 +1,4 @@
-//! Types and constants.
+//! Parser of types and constants.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::text::literal::pack;
 use crate::types::{DataType, Dim, Symbol, TensorType, ValueType};
 use anec_base::{Diagnostic, Error, Fault, Result as OwnResult};
 
-/// Data that the text form left out.
+/// Content that the text form doesn't contain.
 struct Elided {
     length: u64,
 }
@@ -28,7 +28,7 @@ impl Content for Elided {
     }
 }
 
-/// Data that the text form left out was asked for.
+/// Error of reading content that the text form doesn't contain.
 #[derive(Debug, thiserror::Error)]
 #[error("the text form holds only the length of this constant ({length} bytes), not its data")]
 struct ElidedError {
@@ -117,7 +117,7 @@ impl Parser {
         Ok(Constant { ty, data })
     }
 
-    /// `<N bytes>`, `0x…`, or elements in nested lists, which the type says more about.
+    /// `<N bytes>`, `0x…`, or elements in nested lists.
     fn data(&mut self, dtype: DataType) -> Parsed<Data> {
         if self.take('<') {
             let length = self.number()?;
@@ -151,7 +151,7 @@ impl Parser {
         }
     }
 
-    /// One element, or lists of elements; the type tells how they are nested.
+    /// One element, or nested lists of elements; the type determines the nesting.
     fn elements(&mut self, depth: usize, element: &mut dyn FnMut(Lexeme) -> Parsed<()>) -> Parsed<()> {
         if depth > DEPTH {
             return Err(format!("lists nest deeper than {DEPTH}"));
