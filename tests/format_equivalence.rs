@@ -88,6 +88,6 @@ fn both_formats_of_a_model_give_the_same_packages() {
     assert!(stored.is_superset(&BTreeSet::from(["F16", "F32", "BF16", "Q8_0"])), "{seen:?}");
     let families: BTreeSet<&str> = seen.iter().map(|(family, _)| *family).collect();
     // all that llama.cpp's converter knows
-    let known = DECODERS.iter().filter(|row| !row.gguf.is_empty()).map(|row| row.name);
+    let known = DECODERS.iter().filter(|row| !row.names.gguf.is_empty()).map(|row| row.name);
     assert_eq!(families, known.collect());
 }

@@ -113,6 +113,8 @@ pub(super) fn open(
     ledger: &mut Ledger<'_>,
     acknowledged: &[String],
 ) -> Result<Box<dyn FamilyModel>> {
+    // published checkpoints have no prefix
+    ledger.assume(["embeddings.*_embeddings.weight"]);
     let encoder = match bert::ROWS.iter().find(|row| row.name == model_type) {
         Some(row) => bert::open(row, place, config, ledger, acknowledged)?,
         None => modernbert::open(place, config, ledger, acknowledged)?,

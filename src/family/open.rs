@@ -6,9 +6,9 @@ use super::config::gguf::FactorTensors;
 use super::config::{self, DecoderConfig};
 use super::decoder::Decoder;
 use super::error::FamilyError;
-use super::row::{DecoderFamily, LayerForm, LayerFormRule, MixerKind, WindowRule};
+use super::row::{DecoderFamily, TensorFlag, WindowRule};
 use super::table::{self, DECODERS};
-use super::tensors::{Naming, Tensors};
+use super::tensors::{Naming, Tensors, own_name};
 use super::transform::Transformed;
 use super::{FamilyFacts, FamilyModel, Purpose, classifier, encoder, predictor};
 use anec_base::Result;
@@ -55,6 +55,20 @@ pub fn open_with_draft(
     }
 }
 
+/// Opens a configuration without tensors, for which `ledger` records those that the model takes, including those of the
+/// next-token layer.
+///
+/// # Errors
+/// Returns an error if the configuration isn't understood.
+pub(super) fn open_recording(ledger: &mut Ledger<'_>) -> Result<()> {
+    let source = ledger.source();
+    let Description::HuggingFace(files) = source.description() else {
+        return Err(FamilyError::NoConfig { place: source.name().to_owned() }.into());
+    };
+    open_hugging_face(source, files, ledger, None, &[], Some(DraftLayer::Mtp))?;
+    Ok(())
+}
+
 fn open_hugging_face(
     source: &Source,
     files: &HuggingFaceFiles,
@@ -94,9 +108,12 @@ fn open_hugging_face(
             ledger.ignore(pattern, "not part of the text model");
         }
     }
-    for (pattern, why) in row.unused_tensors {
+    for (pattern, why) in row.names.unused {
         ledger.ignore(pattern, why);
     }
+    let names = &row.names;
+    let embedding = format!("{}{}.weight", names.prefixes[usize::from(text.is_some())], own_name(row, "embed_tokens"));
+    ledger.assume(names.published.iter().copied().chain([embedding.as_str()]));
     // buffers in older checkpoints; the tables are computed
     ledger.ignore("model.layers.*.self_attn.rotary_emb.inv_freq", "rotary frequencies are computed");
     ledger.ignore("model.rotary_emb.inv_freq", "rotary frequencies are computed");
@@ -130,11 +147,11 @@ fn open_gguf(
     if encoder::is_architecture(architecture) {
         return encoder::open_gguf(&place, metadata, architecture, ledger, family, acknowledged);
     }
-    let of_architecture = |row: &DecoderFamily| row.gguf.contains(&architecture);
+    let of_architecture = |row: &DecoderFamily| row.names.gguf.contains(&architecture);
     // an architecture may stand for models with and without windows: a file with a window belongs to the former
     let has_window =
         metadata.u64(&format!("{architecture}.attention.sliding_window"))?.is_some_and(|window| window > 0);
-    let may_have = |row: &DecoderFamily| of_architecture(row) && row.window != WindowRule::None;
+    let may_have = |row: &DecoderFamily| of_architecture(row) && row.attention.window != WindowRule::None;
     let told_apart = has_window && DECODERS.iter().any(may_have);
     let row = find(&place, architecture, family, |row| if told_apart { may_have(row) } else { of_architecture(row) })?;
     let mut factors = |name: &str| -> Result<Option<Vec<f32>>> {
@@ -151,21 +168,14 @@ fn open_gguf(
     let vocab_size = source.tensor("token_embd.weight").map_or(0, |t| t.rows());
     let tied = !ledger.has("output.weight");
     let mut config = config::gguf::configuration(metadata, architecture, &factors, vocab_size, tied)?;
-    if row.mixer == MixerKind::AttentionAndMamba2 {
-        // GGUF has no key for it
-        config.insert("mamba_rms_norm".into(), Json::Bool(ledger.has("blk.0.ssm_norm.weight")));
-    }
-    if let Some(key) = row.qk_norm_if {
-        // GGUF has no key for it
-        config.insert(key.into(), Json::Bool(ledger.has("blk.0.attn_q_norm.weight")));
-    }
-    if let LayerFormRule::Key(key, LayerForm::ParallelOneNorm) = row.form {
-        // some files say so of layers that aren't parallel: a layer with a second norm reads through it
-        config.insert(key.into(), Json::Bool(!ledger.has("blk.0.ffn_norm.weight")));
-    }
-    if let Some(layer) = row.gemma4_layers.then(|| config::gguf::first_full_layer(&config)).flatten() {
-        // GGUF has no key for it
-        config.insert("attention_k_eq_v".into(), Json::Bool(!ledger.has(&format!("blk.{layer}.attn_v.weight"))));
+    let full_layer = config::gguf::first_full_layer(&config);
+    for TensorFlag { key, tensor, present } in row.names.gguf_flags {
+        let tensor = match full_layer {
+            Some(layer) => tensor.replace("{full}", &layer.to_string()),
+            None if tensor.contains("{full}") => continue,
+            None => (*tensor).to_owned(),
+        };
+        config.insert((*key).into(), Json::Bool(ledger.has(&tensor) == *present));
     }
     let config = DecoderConfig::read(&place, &config, row, acknowledged)?;
     for block in config::gguf::next_token_blocks(metadata, architecture, config.num_hidden_layers)? {
@@ -235,7 +245,7 @@ fn row_of_type(
     config: &Map<String, Json>,
     asked: Option<&str>,
 ) -> Result<&'static DecoderFamily, FamilyError> {
-    let wrapped = || DECODERS.iter().filter(|row| row.wrappers.contains(&model_type)).map(|row| row.name);
+    let wrapped = || DECODERS.iter().filter(|row| row.names.wrappers.contains(&model_type)).map(|row| row.name);
     let own = config.get("text_config").and_then(|text| text.get("model_type")).and_then(Json::as_str);
     match own.filter(|_| wrapped().next().is_some()) {
         Some(own) if wrapped().any(|name| name == own) => find(place, own, asked, |row| row.name == own),
@@ -245,7 +255,9 @@ fn row_of_type(
             found: own.to_owned(),
             expected: wrapped().collect::<Vec<_>>().join(" or "),
         }),
-        None => find(place, model_type, asked, |row| row.name == model_type || row.wrappers.contains(&model_type)),
+        None => {
+            find(place, model_type, asked, |row| row.name == model_type || row.names.wrappers.contains(&model_type))
+        }
     }
 }
 

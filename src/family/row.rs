@@ -233,204 +233,328 @@ pub enum WindowRule {
 /// Patterns of unused tensors' names in transformers, with the reason.
 pub type UnusedTensors = &'static [(&'static str, &'static str)];
 
-/// A row of the table.
+/// A row of the table: the differences between a family and plain pre-norm decoders with RoPE and gated networks.
 #[derive(Debug)]
 pub struct DecoderFamily {
-    /// Name, which is transformers' `model_type`.
+    /// Name: transformers' `model_type`.
     pub name: &'static str,
+    /// Names of architectures, keys and tensors.
+    pub names: SourceNames,
+    /// Token mixers.
+    pub attention: AttentionRules,
+    /// Rotary embedding.
+    pub rope: RopeRules,
+    /// Norms.
+    pub norms: NormRules,
+    /// Feed-forward networks.
+    pub network: NetworkRules,
+    /// Residual stream, from the embedding to the logits.
+    pub residual: ResidualRules,
+    /// Structure of the layers.
+    pub layers: LayerStructure,
+}
+
+/// Names of a family's architectures, keys and tensors in sources.
+#[derive(Debug)]
+pub struct SourceNames {
     /// Model types of multimodal configurations whose `text_config` is of this family.
     pub wrappers: &'static [&'static str],
-    /// `general.architecture` values in GGUF files.
+    /// Values of `general.architecture` in GGUF files.
     pub gguf: &'static [&'static str],
-    /// What the configuration calls keys that have another name elsewhere: (name elsewhere, name here).
-    pub key_names: &'static [(&'static str, &'static str)],
-    /// What transformers calls tensors that have another name elsewhere: (name elsewhere, name here).
-    pub tensor_names: &'static [(&'static str, &'static str)],
-    /// What GGUF calls them: (transformers' name elsewhere, GGUF's name).
-    pub gguf_names: &'static [(&'static str, &'static str)],
-    /// Tensors of published files that the model has no part in.
-    pub unused_tensors: UnusedTensors,
-    /// Sizes that a configuration may leave out because the class has a default for them.
+    /// Keys with other names in this family: (usual name, name here).
+    pub keys: &'static [(&'static str, &'static str)],
+    /// Tensors with other names in transformers: (usual name, name here).
+    pub tensors: &'static [(&'static str, &'static str)],
+    /// Tensors with other names in GGUF: (usual name in transformers, name in GGUF).
+    pub gguf_tensors: &'static [(&'static str, &'static str)],
+    /// Prefixes of tensors in published checkpoints: of text models, and within multimodal models.
+    pub prefixes: [&'static str; 2],
+    /// Patterns of tensors that published checkpoints have in place of the usual ones, for plans without weights.
+    pub published: &'static [&'static str],
+    /// Tensors of published checkpoints that the model doesn't use.
+    pub unused: UnusedTensors,
+    /// Sizes with a default in the class, which configurations may omit.
     pub default_sizes: &'static [(&'static str, u64)],
-    /// Neighbouring dimensions of a head rotate together, in every file, and not those that are half of them apart.
-    pub rotates_neighbours: bool,
-    /// In GGUF, the rows of q and k are interleaved for rotation of neighbours and must be put back.
-    pub gguf_interleaved: bool,
-    /// What mixes tokens in the layers that aren't softmax attention, if there are such; attention of another kind does
-    /// so in all layers.
+    /// Keys with a single harmless value, as JSON; 0 and 1 are also false and true.
+    pub inert_keys: &'static [(&'static str, &'static str)],
+    /// Keys that don't affect the maths, beside [`NEUTRAL_KEYS`](super::table::NEUTRAL_KEYS).
+    pub neutral_keys: &'static [&'static str],
+    /// Boolean keys that GGUF files don't have.
+    pub gguf_flags: &'static [TensorFlag],
+}
+
+/// A boolean configuration key that GGUF files express by a tensor.
+#[derive(Debug)]
+pub struct TensorFlag {
+    /// Key.
+    pub key: &'static str,
+    /// Tensor; `{full}` stands for the first full-attention layer.
+    pub tensor: &'static str,
+    /// Value if the tensor exists; otherwise the key has the opposite value.
+    pub present: bool,
+}
+
+/// Token mixers of a family.
+#[derive(Debug)]
+pub struct AttentionRules {
+    /// Mixer of layers that aren't softmax attention; attention of another kind is the mixer of all layers.
     pub mixer: MixerKind,
-    /// `intermediate_size` is a nominal width, of which two thirds are taken and rounded up.
-    pub nominal_intermediate_size: bool,
-    /// Mixtures of experts.
-    pub mixture: MixtureKind,
-    /// An expert for all tokens.
-    pub shared_expert: SharedExpertRule,
-    /// Both sides of every sum with the residual stream have biases and scales, and so has the embedding.
-    pub residual_scaling: bool,
-    /// Among the scores of attention is one for each head, of no token (arXiv:2309.17453).
-    pub sinks: bool,
-    /// Queries come with a gate on what attention gives, head by head.
-    pub gated_attention: bool,
-    /// Query-key norms.
-    pub qk_norm: QkNorm,
-    /// The key of the configuration without which there are none.
-    pub qk_norm_if: Option<&'static str>,
-    /// How the mixer and the feed-forward network lie to each other.
-    pub form: LayerFormRule,
-    /// Place of the norms.
-    pub norms: NormPlacement,
-    /// What norms are.
-    pub norm: NormKind,
-    /// Norms multiply by 1 + w. GGUF files hold the sum already.
-    pub norm_plus_one: bool,
-    /// One tensor holds q, k and v.
-    pub fused: bool,
-    /// In that, q, k and v of each head lie together; in GGUF those of all heads do.
-    pub fused_by_head: bool,
-    /// One tensor holds gate and up.
-    pub fused_mlp: bool,
-    /// The feed-forward network has no gate.
-    pub plain_mlp: bool,
+    /// Layout of q, k and v in checkpoints.
+    pub qkv: QkvLayout,
     /// Biases of q, k and v.
     pub qkv_bias: Bias,
-    /// Bias of the attention's output projection.
+    /// Bias of the output projection.
     pub output_bias: Bias,
-    /// Biases of the feed-forward projections.
-    pub mlp_bias: Bias,
-    /// Bias of the LM head.
-    pub head_bias: Bias,
-    /// Activation of the feed-forward network's gate.
-    pub activation: Activation,
-    /// Older configurations call the approximation with tanh `gelu`.
-    pub gelu_is_tanh: bool,
+    /// Whether each head has a sink, a score without a token (arXiv:2309.17453).
+    pub sinks: bool,
+    /// Whether each head's output has a gate, which is projected with its queries.
+    pub gated: bool,
+    /// Place of query-key norms.
+    pub qk_norm: QkNorm,
+    /// Key that enables query-key norms; `None` if they don't depend on a key.
+    pub qk_norm_key: Option<&'static str>,
     /// Sliding windows.
     pub window: WindowRule,
-    /// What `layer_types` calls layers that attend to everything, and those with a window.
+    /// Names of full-attention layers and of layers with a window in `layer_types`.
     pub layer_types: [&'static str; 2],
-    /// Layers rotate only where `position_embedding_type` is "rope".
-    pub rope_by_key: bool,
-    /// Some layers don't rotate: `no_rope_layers`, or every `no_rope_layer_interval`th.
-    pub layers_without_rope: bool,
-    /// Where there are windows, layers that attend to everything don't rotate.
-    pub rope_in_windows: bool,
-    /// Layers with a window rotate by a table of their own, unscaled: its base where `rope_local_base_freq` is absent.
-    pub local_rope: Option<f64>,
-    /// Scores are scaled by the root of `query_pre_attn_scalar` instead of the head's width.
+    /// Whether scores are scaled by the root of `query_pre_attn_scalar` instead of the head width.
     pub query_pre_attn_scalar: bool,
-    /// Embeddings are multiplied by the root of their width.
-    pub scaled_embedding: bool,
-    /// Has `embedding_multiplier`, `attention_multiplier`, `residual_multiplier` and `logits_scaling`.
-    pub multipliers: bool,
-    /// Logits are multiplied by `logit_scale`; the value where the key is absent.
-    pub logit_scale: Option<f64>,
-    /// A `dynamic` scaling with `alpha` is one of the base, whatever the length of the text.
-    pub ntk_alpha: bool,
-    /// `partial_rotary_factor` where the key is absent, if the family has it.
-    pub partial_rotary: Option<f64>,
-    /// The class scales RoPE where a configuration doesn't say how: it must.
-    pub scaled_rope: bool,
-    /// Queries are scaled from `original_max_position_embeddings` on, by `llama_4_scaling_beta`.
+    /// Whether queries are scaled from `original_max_position_embeddings` on, by `llama_4_scaling_beta`.
     pub late_query_scale: bool,
-    /// RoPE has sections for images, which are one for text.
-    pub mrope: bool,
-    /// `rope_theta` where no key gives it.
-    pub default_rope_theta: f64,
-    /// `tie_word_embeddings` where the key is absent.
-    pub default_tie_word_embeddings: bool,
-    /// `rms_norm_eps` where the key is absent.
-    pub default_rms_norm_eps: f64,
-    /// What hidden states are multiplied by so that fp16 holds them, a power of two; a manifest can
-    /// say otherwise. The maths stay the same: see the module `scale`.
-    pub hidden_scale: f64,
-    /// Whether scores of attention are capped, by `attn_logit_softcapping`.
-    pub scores_softcap: Softcap,
-    /// Whether logits are capped, by `final_logit_softcapping`.
-    pub logits_softcap: Softcap,
-    /// Layers of Gemma 4: those that attend to everything have heads of their own size, the last ones look at the keys
-    /// and values of others, values are normed, scores aren't scaled, each layer may be told of the tokens and ends
-    /// with a factor.
-    pub gemma4_layers: bool,
-    /// `use_bidirectional_attention` makes it an encoder.
+    /// Soft cap of the scores, `attn_logit_softcapping`.
+    pub softcap: Softcap,
+    /// Whether `use_bidirectional_attention` makes the model an encoder.
     pub may_be_bidirectional: bool,
-    /// Keys that have one harmless value only, which is JSON; 0 and 1 are also false and true.
-    pub inert_keys: &'static [(&'static str, &'static str)],
-    /// Keys that don't touch the maths, beside [`NEUTRAL_KEYS`](super::table::NEUTRAL_KEYS).
-    pub neutral_keys: &'static [&'static str],
+}
+
+/// Layout of q, k and v in checkpoints of transformers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QkvLayout {
+    /// A tensor for each.
+    Separate,
+    /// One tensor with all of q, then k, then v.
+    Fused,
+    /// One tensor with q, k and v of each head together. In GGUF they are as in [`Fused`](QkvLayout::Fused).
+    FusedByHead,
+}
+
+/// Rotary embedding of a family.
+#[derive(Debug)]
+pub struct RopeRules {
+    /// Rotated pairs of dimensions.
+    pub pairs: RopePairs,
+    /// Layers that rotate.
+    pub layers: RopeLayers,
+    /// Default of `rope_theta`.
+    pub theta: f64,
+    /// Default of `partial_rotary_factor`, if the family has the key.
+    pub partial: Option<f64>,
+    /// Default of `rope_local_base_freq`, if layers with a window have an unscaled table of their own.
+    pub local_theta: Option<f64>,
+    /// Whether the class scales RoPE by default, so that configurations must state the scaling.
+    pub scaled: bool,
+    /// Whether a `dynamic` scaling with `alpha` scales the base independently of the text's length.
+    pub ntk_alpha: bool,
+    /// Whether RoPE has sections for images, which are equal for text.
+    pub sections: bool,
+}
+
+/// Pairs of a head's dimensions that rotate together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopePairs {
+    /// Dimensions `i` and `i + dim / 2`.
+    Halves,
+    /// As [`Halves`](RopePairs::Halves); GGUF files interleave the rows of q and k for neighbouring dimensions.
+    NeighboursInGguf,
+    /// Dimensions `2 i` and `2 i + 1`.
+    Neighbours,
+}
+
+/// Layers that rotate queries and keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopeLayers {
+    /// All layers.
+    All,
+    /// All layers if `position_embedding_type` is "rope", else none.
+    ByKey,
+    /// All layers except those of `no_rope_layers`, or every `no_rope_layer_interval`th.
+    Listed,
+    /// Layers with a window, in models with windows; else all layers.
+    Windowed,
+}
+
+/// Norms of a family.
+#[derive(Debug)]
+pub struct NormRules {
+    /// Kind.
+    pub kind: NormKind,
+    /// Place in a layer.
+    pub placement: NormPlacement,
+    /// Whether the gain is 1 + w. GGUF files contain the gain.
+    pub plus_one: bool,
+    /// Default of `rms_norm_eps`.
+    pub eps: f64,
+}
+
+/// Feed-forward networks of a family.
+#[derive(Debug)]
+pub struct NetworkRules {
+    /// Mixtures of experts.
+    pub mixture: MixtureKind,
+    /// Shared expert.
+    pub shared_expert: SharedExpertRule,
+    /// Whether `intermediate_size` is nominal: two thirds of it are used, rounded up.
+    pub nominal_width: bool,
+    /// Whether one tensor contains gate and up.
+    pub fused: bool,
+    /// Whether the network has no gate.
+    pub plain: bool,
+    /// Biases of the projections.
+    pub bias: Bias,
+    /// Activation.
+    pub activation: Activation,
+    /// Whether older configurations call the approximation with tanh `gelu`.
+    pub gelu_is_tanh: bool,
+}
+
+/// Residual stream of a family, from the embedding to the logits.
+#[derive(Debug)]
+pub struct ResidualRules {
+    /// Order of mixer and feed-forward network.
+    pub form: LayerFormRule,
+    /// Whether sums and embedding have biases and scales.
+    pub scaling: bool,
+    /// Whether embeddings are multiplied by the root of their width.
+    pub scaled_embedding: bool,
+    /// Whether the family has `embedding_multiplier`, `attention_multiplier`, `residual_multiplier` and
+    /// `logits_scaling`.
+    pub multipliers: bool,
+    /// Power-of-two factor of hidden states to fit fp16, unless the manifest states one. The maths doesn't change (see
+    /// the module `scale`).
+    pub hidden_scale: f64,
+    /// Default of `tie_word_embeddings`.
+    pub tied: bool,
+    /// Bias of the LM head.
+    pub head_bias: Bias,
+    /// Default of `logit_scale`, if logits are multiplied by it.
+    pub logit_scale: Option<f64>,
+    /// Soft cap of the logits, `final_logit_softcapping`.
+    pub logits_softcap: Softcap,
+}
+
+/// Structure of a family's layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LayerStructure {
+    /// Layers with equal heads, each with keys and values of its own.
+    Uniform,
+    /// Gemma 4: full-attention layers have their own head size, the last layers use keys and values of others, values
+    /// are normed, scores aren't scaled, and layers may have per-layer embeddings and end with a factor.
+    Gemma4,
 }
 
 impl DecoderFamily {
-    /// Whether no layer has a feed-forward network other than experts.
+    /// Returns whether no layer has a feed-forward network other than experts.
     pub fn has_only_experts(&self) -> bool {
-        self.mixture == MixtureKind::DepthRouted || self.shared_expert == SharedExpertRule::Gated
+        self.network.mixture == MixtureKind::DepthRouted || self.network.shared_expert == SharedExpertRule::Gated
     }
 
-    /// Whether published files have a layer that guesses the token after the next.
+    /// Returns whether published checkpoints have a next-token layer.
     pub fn predicts_tokens(&self) -> bool {
-        self.unused_tensors == NEXT_TOKENS
+        self.names.unused == NEXT_TOKENS
+    }
+
+    /// Returns whether layers have the structure of Gemma 4.
+    pub fn is_gemma4(&self) -> bool {
+        self.layers == LayerStructure::Gemma4
     }
 }
 
-/// What all rows begin with.
-pub(crate) const LLAMA: DecoderFamily = DecoderFamily {
-    name: "llama",
-    wrappers: &[],
-    gguf: &["llama"],
-    key_names: &[],
-    tensor_names: &[],
-    gguf_names: &[],
-    unused_tensors: &[],
-    default_sizes: &[],
-    rotates_neighbours: false,
-    gguf_interleaved: true,
-    mixer: MixerKind::Attention,
-    nominal_intermediate_size: false,
-    mixture: MixtureKind::None,
-    shared_expert: SharedExpertRule::None,
-    residual_scaling: false,
-    sinks: false,
-    gated_attention: false,
-    qk_norm: QkNorm::None,
-    qk_norm_if: None,
-    form: LayerFormRule::Always(LayerForm::Sequential),
-    norms: NormPlacement::Pre,
-    norm: NormKind::RootMeanSquare,
-    norm_plus_one: false,
-    fused: false,
-    fused_by_head: false,
-    fused_mlp: false,
-    plain_mlp: false,
-    qkv_bias: Bias::Key("attention_bias"),
-    output_bias: Bias::Key("attention_bias"),
-    mlp_bias: Bias::Key("mlp_bias"),
-    head_bias: Bias::Never,
-    activation: Activation::Silu,
-    gelu_is_tanh: false,
-    window: WindowRule::None,
-    layer_types: ["full_attention", "sliding_attention"],
-    rope_by_key: false,
-    layers_without_rope: false,
-    rope_in_windows: false,
-    local_rope: None,
-    query_pre_attn_scalar: false,
-    scaled_embedding: false,
-    multipliers: false,
-    logit_scale: None,
-    ntk_alpha: false,
-    partial_rotary: None,
-    scaled_rope: false,
-    late_query_scale: false,
-    mrope: false,
-    default_rope_theta: 10000.0,
-    default_tie_word_embeddings: false,
-    default_rms_norm_eps: 1e-6,
-    hidden_scale: 1.0,
-    scores_softcap: Softcap::Never,
-    logits_softcap: Softcap::Never,
-    gemma4_layers: false,
-    may_be_bidirectional: false,
-    inert_keys: &[],
-    neutral_keys: &[],
+/// Defaults of rows.
+pub(crate) const FAMILY: DecoderFamily = DecoderFamily {
+    name: "",
+    names: NAMES,
+    attention: ATTENTION,
+    rope: ROPE,
+    norms: NORMS,
+    network: NETWORK,
+    residual: RESIDUAL,
+    layers: LayerStructure::Uniform,
 };
 
-/// A layer that guesses the token after the next.
+/// Default names.
+pub(crate) const NAMES: SourceNames = SourceNames {
+    wrappers: &[],
+    gguf: &[],
+    keys: &[],
+    tensors: &[],
+    gguf_tensors: &[],
+    prefixes: ["model.", "model.language_model."],
+    published: &[],
+    unused: &[],
+    default_sizes: &[],
+    inert_keys: &[],
+    neutral_keys: &[],
+    gguf_flags: &[],
+};
+
+/// Default token mixers.
+pub(crate) const ATTENTION: AttentionRules = AttentionRules {
+    mixer: MixerKind::Attention,
+    qkv: QkvLayout::Separate,
+    qkv_bias: Bias::Key("attention_bias"),
+    output_bias: Bias::Key("attention_bias"),
+    sinks: false,
+    gated: false,
+    qk_norm: QkNorm::None,
+    qk_norm_key: None,
+    window: WindowRule::None,
+    layer_types: ["full_attention", "sliding_attention"],
+    query_pre_attn_scalar: false,
+    late_query_scale: false,
+    softcap: Softcap::Never,
+    may_be_bidirectional: false,
+};
+
+/// Default rotary embedding.
+pub(crate) const ROPE: RopeRules = RopeRules {
+    pairs: RopePairs::Halves,
+    layers: RopeLayers::All,
+    theta: 10000.0,
+    partial: None,
+    local_theta: None,
+    scaled: false,
+    ntk_alpha: false,
+    sections: false,
+};
+
+/// Default norms.
+pub(crate) const NORMS: NormRules =
+    NormRules { kind: NormKind::RootMeanSquare, placement: NormPlacement::Pre, plus_one: false, eps: 1e-6 };
+
+/// Default feed-forward networks.
+pub(crate) const NETWORK: NetworkRules = NetworkRules {
+    mixture: MixtureKind::None,
+    shared_expert: SharedExpertRule::None,
+    nominal_width: false,
+    fused: false,
+    plain: false,
+    bias: Bias::Never,
+    activation: Activation::Silu,
+    gelu_is_tanh: false,
+};
+
+/// Default residual stream.
+pub(crate) const RESIDUAL: ResidualRules = ResidualRules {
+    form: LayerFormRule::Always(LayerForm::Sequential),
+    scaling: false,
+    scaled_embedding: false,
+    multipliers: false,
+    hidden_scale: 1.0,
+    tied: false,
+    head_bias: Bias::Never,
+    logit_scale: None,
+    logits_softcap: Softcap::Never,
+};
+
+/// Next-token layer.
 pub(crate) const NEXT_TOKENS: UnusedTensors = &[("mtp.*", "next-token layer, not part of the model")];

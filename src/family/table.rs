@@ -8,30 +8,34 @@ mod hybrid;
 mod parallel;
 
 use super::row::{
-    Activation, Bias, DecoderFamily, LLAMA, MixtureKind, NormKind, NormPlacement, QkNorm, SharedExpertRule, WindowRule,
+    ATTENTION, Activation, AttentionRules, Bias, DecoderFamily, FAMILY, MixtureKind, NAMES, NETWORK, NORMS,
+    NetworkRules, NormKind, NormPlacement, NormRules, QkNorm, QkvLayout, RESIDUAL, ROPE, ResidualRules, RopeLayers,
+    RopePairs, RopeRules, SharedExpertRule, SourceNames, WindowRule,
 };
 
 /// OpenAI's privacy filter, for the RoPE reader; it is no decoder.
 pub const OPENAI_PRIVACY_FILTER: DecoderFamily = DecoderFamily {
     name: "openai_privacy_filter",
-    gguf: &[],
-    gguf_interleaved: false,
-    scaled_rope: true,
-    default_rope_theta: 150_000.0,
-    default_rms_norm_eps: 1e-5,
-    neutral_keys: &[
-        // of training
-        "classifier_dropout",
-        "output_router_logits",
-        "router_aux_loss_coef",
-        // of other runtimes' chunk sizes
-        "default_n_ctx",
-        "initial_context_length",
-        // of gpt-oss, without effect: experts have their own activation, and there is no LM head
-        "hidden_act",
-        "tie_word_embeddings",
-    ],
-    ..LLAMA
+    names: SourceNames {
+        gguf: &[],
+        neutral_keys: &[
+            // of training
+            "classifier_dropout",
+            "output_router_logits",
+            "router_aux_loss_coef",
+            // of other runtimes' chunk sizes
+            "default_n_ctx",
+            "initial_context_length",
+            // of gpt-oss, without effect: experts have their own activation, and there is no LM head
+            "hidden_act",
+            "tie_word_embeddings",
+        ],
+        ..NAMES
+    },
+    rope: RopeRules { scaled: true, theta: 150_000.0, ..ROPE },
+    norms: NormRules { eps: 1e-5, ..NORMS },
+    network: NetworkRules { bias: Bias::Key("mlp_bias"), ..NETWORK },
+    ..FAMILY
 };
 
 /// GGUF names of norms after the blocks, and of the norm before the feed-forward network beside them.
@@ -52,183 +56,228 @@ const QWEN_EXPERTS: &[(&str, &str)] = &[
 
 /// All rows.
 pub const DECODERS: &[DecoderFamily] = &[
-    LLAMA,
+    DecoderFamily {
+        name: "llama",
+        names: SourceNames { gguf: &["llama"], ..NAMES },
+        rope: RopeRules { pairs: RopePairs::NeighboursInGguf, ..ROPE },
+        network: NetworkRules { bias: Bias::Key("mlp_bias"), ..NETWORK },
+        ..FAMILY
+    },
     // llama.cpp has no architecture for Mistral: its GGUF files say `llama`, and omit the window
     DecoderFamily {
         name: "mistral",
-        wrappers: &["mistral3"],
-        gguf: &["llama"],
-        qkv_bias: Bias::Never,
-        output_bias: Bias::Never,
-        mlp_bias: Bias::Never,
-        window: WindowRule::Every(Some(4096)),
-        ..LLAMA
+        names: SourceNames {
+            prefixes: ["model.", "language_model.model."],
+            wrappers: &["mistral3"],
+            gguf: &["llama"],
+            ..NAMES
+        },
+        attention: AttentionRules {
+            qkv_bias: Bias::Never,
+            output_bias: Bias::Never,
+            window: WindowRule::Every(Some(4096)),
+            ..ATTENTION
+        },
+        rope: RopeRules { pairs: RopePairs::NeighboursInGguf, ..ROPE },
+        ..FAMILY
     },
     DecoderFamily {
         name: "ministral3",
-        wrappers: &["mistral3"],
-        gguf: &["mistral3"],
-        default_sizes: &[("head_dim", 128)],
-        qkv_bias: Bias::Never,
-        output_bias: Bias::Never,
-        mlp_bias: Bias::Never,
-        window: WindowRule::Every(None),
-        scaled_rope: true,
-        late_query_scale: true,
-        default_rope_theta: 1_000_000.0,
-        default_rms_norm_eps: 1e-5,
-        ..LLAMA
+        names: SourceNames {
+            prefixes: ["model.", "language_model.model."],
+            wrappers: &["mistral3"],
+            gguf: &["mistral3"],
+            default_sizes: &[("head_dim", 128)],
+            ..NAMES
+        },
+        attention: AttentionRules {
+            qkv_bias: Bias::Never,
+            output_bias: Bias::Never,
+            window: WindowRule::Every(None),
+            late_query_scale: true,
+            ..ATTENTION
+        },
+        rope: RopeRules { scaled: true, theta: 1_000_000.0, pairs: RopePairs::NeighboursInGguf, ..ROPE },
+        norms: NormRules { eps: 1e-5, ..NORMS },
+        ..FAMILY
     },
     DecoderFamily {
         name: "qwen2",
-        gguf: &["qwen2"],
-        gguf_interleaved: false,
-        qkv_bias: Bias::Always,
-        output_bias: Bias::Never,
-        mlp_bias: Bias::Never,
-        window: WindowRule::FromLayer,
-        ..LLAMA
+        names: SourceNames { gguf: &["qwen2"], ..NAMES },
+        attention: AttentionRules {
+            qkv_bias: Bias::Always,
+            output_bias: Bias::Never,
+            window: WindowRule::FromLayer,
+            ..ATTENTION
+        },
+        ..FAMILY
     },
     DecoderFamily {
         name: "qwen3",
-        gguf: &["qwen3"],
-        gguf_interleaved: false,
-        qk_norm: QkNorm::PerHead,
-        mlp_bias: Bias::Never,
-        window: WindowRule::FromLayer,
-        ..LLAMA
+        names: SourceNames { gguf: &["qwen3"], ..NAMES },
+        attention: AttentionRules { qk_norm: QkNorm::PerHead, window: WindowRule::FromLayer, ..ATTENTION },
+        ..FAMILY
     },
     DecoderFamily {
         name: "qwen3_vl_text",
-        wrappers: &["qwen3_vl"],
-        gguf: &["qwen3vl"],
-        gguf_interleaved: false,
-        default_sizes: &[("head_dim", 128)],
-        qk_norm: QkNorm::PerHead,
-        mlp_bias: Bias::Never,
-        mrope: true,
-        default_rope_theta: 500_000.0,
-        ..LLAMA
+        names: SourceNames {
+            wrappers: &["qwen3_vl"],
+            gguf: &["qwen3vl"],
+            default_sizes: &[("head_dim", 128)],
+            ..NAMES
+        },
+        attention: AttentionRules { qk_norm: QkNorm::PerHead, ..ATTENTION },
+        rope: RopeRules { sections: true, theta: 500_000.0, ..ROPE },
+        ..FAMILY
     },
     DecoderFamily {
         name: "ernie4_5",
-        gguf: &["ernie4_5"],
-        rotates_neighbours: true,
-        default_sizes: &[("head_dim", 128)],
-        qkv_bias: Bias::Key("use_bias"),
-        output_bias: Bias::Key("use_bias"),
-        mlp_bias: Bias::Key("use_bias"),
-        default_rope_theta: 500_000.0,
-        default_tie_word_embeddings: true,
-        default_rms_norm_eps: 1e-5,
-        ..LLAMA
+        names: SourceNames { gguf: &["ernie4_5"], default_sizes: &[("head_dim", 128)], ..NAMES },
+        attention: AttentionRules { qkv_bias: Bias::Key("use_bias"), output_bias: Bias::Key("use_bias"), ..ATTENTION },
+        rope: RopeRules { theta: 500_000.0, pairs: RopePairs::Neighbours, ..ROPE },
+        norms: NormRules { eps: 1e-5, ..NORMS },
+        network: NetworkRules { bias: Bias::Key("use_bias"), ..NETWORK },
+        residual: ResidualRules { tied: true, ..RESIDUAL },
+        ..FAMILY
     },
     DecoderFamily {
         name: "phi3",
-        gguf: &["phi3"],
-        gguf_interleaved: false,
-        fused: true,
-        fused_mlp: true,
-        qkv_bias: Bias::Never,
-        output_bias: Bias::Never,
-        mlp_bias: Bias::Never,
-        // transformers doesn't read the key; if it is true, the tensor must exist
-        head_bias: Bias::Key("lm_head_bias"),
-        window: WindowRule::Every(None),
-        partial_rotary: Some(1.0),
-        default_rms_norm_eps: 1e-5,
-        // in the configuration of Phi-4-mini, without effect
-        inert_keys: &[("attention_bias", "0"), ("mlp_bias", "0"), ("full_attn_mod", "1"), ("interpolate_factor", "1")],
-        ..LLAMA
+        names: SourceNames {
+            gguf: &["phi3"],
+            // in the configuration of Phi-4-mini, without effect
+            inert_keys: &[
+                ("attention_bias", "0"),
+                ("mlp_bias", "0"),
+                ("full_attn_mod", "1"),
+                ("interpolate_factor", "1"),
+            ],
+            ..NAMES
+        },
+        attention: AttentionRules {
+            qkv: QkvLayout::Fused,
+            qkv_bias: Bias::Never,
+            output_bias: Bias::Never,
+            window: WindowRule::Every(None),
+            ..ATTENTION
+        },
+        rope: RopeRules { partial: Some(1.0), ..ROPE },
+        norms: NormRules { eps: 1e-5, ..NORMS },
+        network: NetworkRules { fused: true, ..NETWORK },
+        residual: ResidualRules {
+            // transformers doesn't read the key; if it is true, the tensor must exist
+            head_bias: Bias::Key("lm_head_bias"),
+            ..RESIDUAL
+        },
+        ..FAMILY
     },
     DecoderFamily {
         name: "smollm3",
-        gguf: &["smollm3"],
-        window: WindowRule::WithoutRope,
-        layers_without_rope: true,
-        default_rope_theta: 2_000_000.0,
-        default_tie_word_embeddings: true,
-        ..LLAMA
+        names: SourceNames { gguf: &["smollm3"], ..NAMES },
+        attention: AttentionRules { window: WindowRule::WithoutRope, ..ATTENTION },
+        rope: RopeRules { layers: RopeLayers::Listed, theta: 2_000_000.0, pairs: RopePairs::NeighboursInGguf, ..ROPE },
+        network: NetworkRules { bias: Bias::Key("mlp_bias"), ..NETWORK },
+        residual: ResidualRules { tied: true, ..RESIDUAL },
+        ..FAMILY
     },
-    DecoderFamily { name: "granite", gguf: &["granite"], multipliers: true, ..LLAMA },
+    DecoderFamily {
+        name: "granite",
+        names: SourceNames { gguf: &["granite"], ..NAMES },
+        rope: RopeRules { pairs: RopePairs::NeighboursInGguf, ..ROPE },
+        network: NetworkRules { bias: Bias::Key("mlp_bias"), ..NETWORK },
+        residual: ResidualRules { multipliers: true, ..RESIDUAL },
+        ..FAMILY
+    },
     DecoderFamily {
         name: "granitemoe",
-        gguf: &["granitemoe"],
-        key_names: &[("num_experts", "num_local_experts"), ("moe_intermediate_size", "intermediate_size")],
-        tensor_names: &[
-            ("feed_forward.gate", "block_sparse_moe.router.layer"),
-            ("feed_forward.experts.gate_up_proj", "block_sparse_moe.input_linear.weight"),
-            ("feed_forward.experts.down_proj", "block_sparse_moe.output_linear.weight"),
-        ],
-        mixture: MixtureKind::ChosenSoftmax,
-        mlp_bias: Bias::Never,
-        multipliers: true,
-        neutral_keys: &["output_router_logits", "router_aux_loss_coef"],
-        ..LLAMA
+        names: SourceNames {
+            published: &["*.input_linear.weight"],
+            gguf: &["granitemoe"],
+            keys: &[("num_experts", "num_local_experts"), ("moe_intermediate_size", "intermediate_size")],
+            tensors: &[
+                ("feed_forward.gate", "block_sparse_moe.router.layer"),
+                ("feed_forward.experts.gate_up_proj", "block_sparse_moe.input_linear.weight"),
+                ("feed_forward.experts.down_proj", "block_sparse_moe.output_linear.weight"),
+            ],
+            neutral_keys: &["output_router_logits", "router_aux_loss_coef"],
+            ..NAMES
+        },
+        rope: RopeRules { pairs: RopePairs::NeighboursInGguf, ..ROPE },
+        network: NetworkRules { mixture: MixtureKind::ChosenSoftmax, ..NETWORK },
+        residual: ResidualRules { multipliers: true, ..RESIDUAL },
+        ..FAMILY
     },
     hybrid::GRANITEMOEHYBRID,
     hybrid::FALCON_H1,
     DecoderFamily {
         name: "exaone4",
-        gguf: &["exaone4"],
-        gguf_interleaved: false,
-        gguf_names: POST_NORMS,
-        default_sizes: &[("sliding_window", 4096)],
-        qk_norm: QkNorm::PerHead,
-        norms: NormPlacement::Post,
-        qkv_bias: Bias::Never,
-        output_bias: Bias::Never,
-        mlp_bias: Bias::Never,
-        window: WindowRule::PatternOrNone(4),
-        rope_in_windows: true,
-        default_rms_norm_eps: 1e-5,
-        ..LLAMA
+        names: SourceNames {
+            gguf: &["exaone4"],
+            gguf_tensors: POST_NORMS,
+            default_sizes: &[("sliding_window", 4096)],
+            ..NAMES
+        },
+        attention: AttentionRules {
+            qk_norm: QkNorm::PerHead,
+            qkv_bias: Bias::Never,
+            output_bias: Bias::Never,
+            window: WindowRule::PatternOrNone(4),
+            ..ATTENTION
+        },
+        rope: RopeRules { layers: RopeLayers::Windowed, ..ROPE },
+        norms: NormRules { placement: NormPlacement::Post, eps: 1e-5, ..NORMS },
+        ..FAMILY
     },
     DecoderFamily {
         name: "glm4",
-        gguf: &["glm4"],
-        rotates_neighbours: true,
-        tensor_names: &[
-            ("post_attention_layernorm", "post_self_attn_layernorm"),
-            ("pre_feedforward_layernorm", "post_attention_layernorm"),
-            ("post_feedforward_layernorm", "post_mlp_layernorm"),
-        ],
-        gguf_names: POST_NORMS,
-        default_sizes: &[("head_dim", 128)],
-        norms: NormPlacement::Both,
-        fused_mlp: true,
-        qkv_bias: Bias::Unless("attention_bias"),
-        output_bias: Bias::Never,
-        mlp_bias: Bias::Never,
-        partial_rotary: Some(0.5),
-        default_rms_norm_eps: 1.562_5e-7,
-        ..LLAMA
+        names: SourceNames {
+            gguf: &["glm4"],
+            tensors: &[
+                ("post_attention_layernorm", "post_self_attn_layernorm"),
+                ("pre_feedforward_layernorm", "post_attention_layernorm"),
+                ("post_feedforward_layernorm", "post_mlp_layernorm"),
+            ],
+            gguf_tensors: POST_NORMS,
+            default_sizes: &[("head_dim", 128)],
+            ..NAMES
+        },
+        attention: AttentionRules { qkv_bias: Bias::Unless("attention_bias"), output_bias: Bias::Never, ..ATTENTION },
+        rope: RopeRules { partial: Some(0.5), pairs: RopePairs::Neighbours, ..ROPE },
+        norms: NormRules { placement: NormPlacement::Both, eps: 1.562_5e-7, ..NORMS },
+        network: NetworkRules { fused: true, ..NETWORK },
+        ..FAMILY
     },
     DecoderFamily {
         name: "starcoder2",
-        gguf: &["starcoder2"],
-        gguf_interleaved: false,
-        key_names: &[("rms_norm_eps", "norm_epsilon")],
-        tensor_names: &[("mlp.up_proj", "mlp.c_fc"), ("mlp.down_proj", "mlp.c_proj")],
-        norm: NormKind::Layer,
-        plain_mlp: true,
-        qkv_bias: Bias::Unless("use_bias"),
-        output_bias: Bias::Unless("use_bias"),
-        mlp_bias: Bias::Unless("use_bias"),
-        activation: Activation::GeluTanh,
-        window: WindowRule::Every(None),
-        default_tie_word_embeddings: true,
-        default_rms_norm_eps: 1e-5,
-        inert_keys: &[("mlp_type", "\"default\""), ("norm_type", "\"layer_norm\""), ("scale_attn_weights", "1")],
-        // of training, of precision, or redundant
-        neutral_keys: &[
-            "attention_softmax_in_fp32",
-            "embedding_dropout",
-            "layer_norm_epsilon",
-            "residual_dropout",
-            "scale_attention_softmax_in_fp32",
-        ],
-        ..LLAMA
+        names: SourceNames {
+            gguf: &["starcoder2"],
+            keys: &[("rms_norm_eps", "norm_epsilon")],
+            tensors: &[("mlp.up_proj", "mlp.c_fc"), ("mlp.down_proj", "mlp.c_proj")],
+            inert_keys: &[("mlp_type", "\"default\""), ("norm_type", "\"layer_norm\""), ("scale_attn_weights", "1")],
+            // of training, of precision, or redundant
+            neutral_keys: &[
+                "attention_softmax_in_fp32",
+                "embedding_dropout",
+                "layer_norm_epsilon",
+                "residual_dropout",
+                "scale_attention_softmax_in_fp32",
+            ],
+            ..NAMES
+        },
+        attention: AttentionRules {
+            qkv_bias: Bias::Unless("use_bias"),
+            output_bias: Bias::Unless("use_bias"),
+            window: WindowRule::Every(None),
+            ..ATTENTION
+        },
+        norms: NormRules { kind: NormKind::Layer, eps: 1e-5, ..NORMS },
+        network: NetworkRules {
+            plain: true,
+            bias: Bias::Unless("use_bias"),
+            activation: Activation::GeluTanh,
+            ..NETWORK
+        },
+        residual: ResidualRules { tied: true, ..RESIDUAL },
+        ..FAMILY
     },
     parallel::PHI,
     parallel::COHERE,
@@ -237,31 +286,25 @@ pub const DECODERS: &[DecoderFamily] = &[
     parallel::STABLELM,
     DecoderFamily {
         name: "olmo2",
-        gguf: &["olmo2"],
-        gguf_interleaved: false,
-        qk_norm: QkNorm::WholeWidth,
-        norms: NormPlacement::Post,
-        gguf_names: POST_NORMS,
-        mlp_bias: Bias::Never,
-        default_rms_norm_eps: 1e-5,
-        ..LLAMA
+        names: SourceNames { gguf: &["olmo2"], gguf_tensors: POST_NORMS, ..NAMES },
+        attention: AttentionRules { qk_norm: QkNorm::WholeWidth, ..ATTENTION },
+        norms: NormRules { placement: NormPlacement::Post, eps: 1e-5, ..NORMS },
+        ..FAMILY
     },
     // only full-attention layers are scaled; the others keep the class's base. GGUF files have the architecture of OLMo
     // 2, with windows
     DecoderFamily {
         name: "olmo3",
-        gguf: &["olmo2"],
-        gguf_interleaved: false,
-        gguf_names: POST_NORMS,
-        qk_norm: QkNorm::WholeWidth,
-        norms: NormPlacement::Post,
-        mlp_bias: Bias::Never,
-        window: WindowRule::Pattern(4),
-        local_rope: Some(500_000.0),
-        default_sizes: &[("sliding_window", 4096)],
-        default_rope_theta: 500_000.0,
-        default_rms_norm_eps: 1e-5,
-        ..LLAMA
+        names: SourceNames {
+            gguf: &["olmo2"],
+            gguf_tensors: POST_NORMS,
+            default_sizes: &[("sliding_window", 4096)],
+            ..NAMES
+        },
+        attention: AttentionRules { qk_norm: QkNorm::WholeWidth, window: WindowRule::Pattern(4), ..ATTENTION },
+        rope: RopeRules { local_theta: Some(500_000.0), theta: 500_000.0, ..ROPE },
+        norms: NormRules { placement: NormPlacement::Post, eps: 1e-5, ..NORMS },
+        ..FAMILY
     },
     gemma::GEMMA,
     gemma::GEMMA2,
@@ -270,143 +313,153 @@ pub const DECODERS: &[DecoderFamily] = &[
     gemma::GEMMA4_UNIFIED,
     DecoderFamily {
         name: "hunyuan_v1_dense",
-        gguf: &["hunyuan-dense"],
-        gguf_interleaved: false,
-        tensor_names: &[
-            ("self_attn.q_norm", "self_attn.query_layernorm"),
-            ("self_attn.k_norm", "self_attn.key_layernorm"),
-        ],
-        qk_norm: QkNorm::PerHeadRotated,
-        mlp_bias: Bias::Never,
-        ntk_alpha: true,
-        default_rms_norm_eps: 1e-5,
-        // published configurations also describe other models of the vendor
-        inert_keys: &[
-            ("mlp_bias", "0"),
-            ("norm_type", "\"rms\""),
-            ("num_experts", "1"),
-            ("use_cla", "0"),
-            ("use_qk_norm", "1"),
-            ("use_rotary_pos_emb", "1"),
-        ],
-        neutral_keys: &[
-            "attention_head_dim",
-            "cla_share_factor",
-            "class_num",
-            "dense_list",
-            "eod_token_id",
-            "im_end_id",
-            "im_newline_id",
-            "im_start_id",
-            "mask_init_id",
-            "org_vocab_size",
-            "pad_id",
-            "pool_type",
-            "text_end_id",
-            "text_start_id",
-        ],
-        ..LLAMA
+        names: SourceNames {
+            gguf: &["hunyuan-dense"],
+            tensors: &[
+                ("self_attn.q_norm", "self_attn.query_layernorm"),
+                ("self_attn.k_norm", "self_attn.key_layernorm"),
+            ],
+            // published configurations also describe other models of the vendor
+            inert_keys: &[
+                ("mlp_bias", "0"),
+                ("norm_type", "\"rms\""),
+                ("num_experts", "1"),
+                ("use_cla", "0"),
+                ("use_qk_norm", "1"),
+                ("use_rotary_pos_emb", "1"),
+            ],
+            neutral_keys: &[
+                "attention_head_dim",
+                "cla_share_factor",
+                "class_num",
+                "dense_list",
+                "eod_token_id",
+                "im_end_id",
+                "im_newline_id",
+                "im_start_id",
+                "mask_init_id",
+                "org_vocab_size",
+                "pad_id",
+                "pool_type",
+                "text_end_id",
+                "text_start_id",
+            ],
+            ..NAMES
+        },
+        attention: AttentionRules { qk_norm: QkNorm::PerHeadRotated, ..ATTENTION },
+        rope: RopeRules { ntk_alpha: true, ..ROPE },
+        norms: NormRules { eps: 1e-5, ..NORMS },
+        ..FAMILY
     },
     hybrid::LFM2,
     hybrid::LFM2_MOE,
     hybrid::QWEN3_5,
     DecoderFamily {
         name: "qwen2_moe",
-        gguf: &["qwen2moe"],
-        gguf_interleaved: false,
-        tensor_names: QWEN_EXPERTS,
-        mixture: MixtureKind::Softmax,
-        shared_expert: SharedExpertRule::Gated,
-        qkv_bias: Bias::Unless("qkv_bias"),
-        output_bias: Bias::Never,
-        mlp_bias: Bias::Never,
-        // every layer has experts in the published models, and none has a window
-        inert_keys: &[("decoder_sparse_step", "1"), ("mlp_only_layers", "[]"), ("use_sliding_window", "0")],
-        neutral_keys: &[
-            "intermediate_size",
-            "max_window_layers",
-            "output_router_logits",
-            "router_aux_loss_coef",
-            "sliding_window",
-        ],
-        ..LLAMA
+        names: SourceNames {
+            gguf: &["qwen2moe"],
+            tensors: QWEN_EXPERTS,
+            // every layer has experts in the published models, and none has a window
+            inert_keys: &[("decoder_sparse_step", "1"), ("mlp_only_layers", "[]"), ("use_sliding_window", "0")],
+            neutral_keys: &[
+                "intermediate_size",
+                "max_window_layers",
+                "output_router_logits",
+                "router_aux_loss_coef",
+                "sliding_window",
+            ],
+            ..NAMES
+        },
+        attention: AttentionRules { qkv_bias: Bias::Unless("qkv_bias"), output_bias: Bias::Never, ..ATTENTION },
+        network: NetworkRules { mixture: MixtureKind::Softmax, shared_expert: SharedExpertRule::Gated, ..NETWORK },
+        ..FAMILY
     },
     DecoderFamily {
         name: "qwen3_moe",
-        gguf: &["qwen3moe"],
-        gguf_interleaved: false,
-        key_names: &[("num_experts", "num_local_experts")],
-        tensor_names: QWEN_EXPERTS,
-        mixture: MixtureKind::Softmax,
-        qk_norm: QkNorm::PerHead,
-        mlp_bias: Bias::Never,
-        window: WindowRule::EveryIfUsed,
-        default_sizes: &[("sliding_window", 4096)],
-        // every layer has experts in all published models
-        inert_keys: &[("decoder_sparse_step", "1"), ("mlp_only_layers", "[]")],
-        // of training, and of the dense models' windows
-        neutral_keys: &["max_window_layers", "output_router_logits", "router_aux_loss_coef"],
-        ..LLAMA
+        names: SourceNames {
+            gguf: &["qwen3moe"],
+            keys: &[("num_experts", "num_local_experts")],
+            tensors: QWEN_EXPERTS,
+            default_sizes: &[("sliding_window", 4096)],
+            // every layer has experts in all published models
+            inert_keys: &[("decoder_sparse_step", "1"), ("mlp_only_layers", "[]")],
+            // of training, and of the dense models' windows
+            neutral_keys: &["max_window_layers", "output_router_logits", "router_aux_loss_coef"],
+            ..NAMES
+        },
+        attention: AttentionRules { qk_norm: QkNorm::PerHead, window: WindowRule::EveryIfUsed, ..ATTENTION },
+        network: NetworkRules { mixture: MixtureKind::Softmax, ..NETWORK },
+        ..FAMILY
     },
     DecoderFamily {
         name: "qwen3_vl_moe_text",
-        wrappers: &["qwen3_vl_moe"],
-        gguf: &["qwen3vlmoe"],
-        gguf_interleaved: false,
-        key_names: &[("num_experts", "num_local_experts")],
-        tensor_names: QWEN_EXPERTS,
-        mixture: MixtureKind::ChosenSoftmax,
-        qk_norm: QkNorm::PerHead,
-        mlp_bias: Bias::Never,
-        mrope: true,
-        default_rope_theta: 500_000.0,
-        // every layer has experts in all published models
-        inert_keys: &[("decoder_sparse_step", "1"), ("mlp_only_layers", "[]"), ("norm_topk_prob", "1")],
-        neutral_keys: &["output_router_logits", "router_aux_loss_coef"],
-        ..LLAMA
+        names: SourceNames {
+            published: &["*.experts.gate_up_proj"],
+            wrappers: &["qwen3_vl_moe"],
+            gguf: &["qwen3vlmoe"],
+            keys: &[("num_experts", "num_local_experts")],
+            tensors: QWEN_EXPERTS,
+            // every layer has experts in all published models
+            inert_keys: &[("decoder_sparse_step", "1"), ("mlp_only_layers", "[]"), ("norm_topk_prob", "1")],
+            neutral_keys: &["output_router_logits", "router_aux_loss_coef"],
+            ..NAMES
+        },
+        attention: AttentionRules { qk_norm: QkNorm::PerHead, ..ATTENTION },
+        rope: RopeRules { sections: true, theta: 500_000.0, ..ROPE },
+        network: NetworkRules { mixture: MixtureKind::ChosenSoftmax, ..NETWORK },
+        ..FAMILY
     },
     hybrid::QWEN3_NEXT,
     hybrid::QWEN3_5_MOE,
     DecoderFamily {
         name: "olmoe",
-        gguf: &["olmoe"],
-        gguf_interleaved: false,
-        key_names: &[("moe_intermediate_size", "intermediate_size")],
-        tensor_names: QWEN_EXPERTS,
-        mixture: MixtureKind::Softmax,
-        qk_norm: QkNorm::WholeWidth,
-        mlp_bias: Bias::Never,
-        default_rms_norm_eps: 1e-5,
-        neutral_keys: &["output_router_logits", "router_aux_loss_coef"],
-        ..LLAMA
+        names: SourceNames {
+            gguf: &["olmoe"],
+            keys: &[("moe_intermediate_size", "intermediate_size")],
+            tensors: QWEN_EXPERTS,
+            neutral_keys: &["output_router_logits", "router_aux_loss_coef"],
+            ..NAMES
+        },
+        attention: AttentionRules { qk_norm: QkNorm::WholeWidth, ..ATTENTION },
+        norms: NormRules { eps: 1e-5, ..NORMS },
+        network: NetworkRules { mixture: MixtureKind::Softmax, ..NETWORK },
+        ..FAMILY
     },
     DecoderFamily {
         name: "gpt_oss",
-        gguf: &["gpt-oss"],
-        gguf_interleaved: false,
-        key_names: &[("num_experts", "num_local_experts"), ("moe_intermediate_size", "intermediate_size")],
-        tensor_names: &[("feed_forward.gate", "mlp.router"), ("feed_forward.experts", "mlp.experts")],
-        gguf_names: &[("post_attention_layernorm", "post_attention_norm")],
-        default_sizes: &[("head_dim", 64), ("sliding_window", 128)],
-        mixture: MixtureKind::Clamped,
-        sinks: true,
-        qkv_bias: Bias::Unless("attention_bias"),
-        output_bias: Bias::Unless("attention_bias"),
-        window: WindowRule::Pattern(2),
-        scaled_rope: true,
-        default_rope_theta: 150_000.0,
-        default_rms_norm_eps: 1e-5,
-        // published measurements of the larger model: hidden states reach 45,000, then exceed fp16
-        hidden_scale: 1.0 / 16.0,
-        neutral_keys: &[
-            // of training
-            "output_router_logits",
-            "router_aux_loss_coef",
-            // of other runtimes, one of them redundant
-            "experts_per_token",
-            "initial_context_length",
-        ],
-        ..LLAMA
+        names: SourceNames {
+            published: &["*.gate_up_proj_blocks"],
+            gguf: &["gpt-oss"],
+            keys: &[("num_experts", "num_local_experts"), ("moe_intermediate_size", "intermediate_size")],
+            tensors: &[("feed_forward.gate", "mlp.router"), ("feed_forward.experts", "mlp.experts")],
+            gguf_tensors: &[("post_attention_layernorm", "post_attention_norm")],
+            default_sizes: &[("head_dim", 64), ("sliding_window", 128)],
+            neutral_keys: &[
+                // of training
+                "output_router_logits",
+                "router_aux_loss_coef",
+                // of other runtimes, one of them redundant
+                "experts_per_token",
+                "initial_context_length",
+            ],
+            ..NAMES
+        },
+        attention: AttentionRules {
+            sinks: true,
+            qkv_bias: Bias::Unless("attention_bias"),
+            output_bias: Bias::Unless("attention_bias"),
+            window: WindowRule::Pattern(2),
+            ..ATTENTION
+        },
+        rope: RopeRules { scaled: true, theta: 150_000.0, ..ROPE },
+        norms: NormRules { eps: 1e-5, ..NORMS },
+        network: NetworkRules { mixture: MixtureKind::Clamped, bias: Bias::Key("mlp_bias"), ..NETWORK },
+        residual: ResidualRules {
+            // published measurements of the larger model: hidden states reach 45,000, then exceed fp16
+            hidden_scale: 1.0 / 16.0,
+            ..RESIDUAL
+        },
+        ..FAMILY
     },
     hybrid::ZAYA,
 ];

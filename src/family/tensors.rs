@@ -16,7 +16,7 @@ use super::residual_block::Norms;
 use super::row::{DecoderFamily, LayerForm, MixerKind, NormPlacement};
 use anec_base::Result;
 use anec_manifest::Role;
-use anec_source::{Ledger, SourceTensor, SourceWeight};
+use anec_source::{Ledger, SourceDtype, SourceTensor, SourceWeight};
 
 /// Naming scheme of a source's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -329,10 +329,10 @@ impl<'a, 'b> Tensors<'a, 'b> {
             return Ok(Norm::layer(name, weight, bias, self.config.rms_norm_eps));
         }
         // other sources contain the gain, 1 + w
-        if self.family.norm_plus_one && self.naming != Naming::HuggingFace {
+        if self.family.norms.plus_one && self.naming != Naming::HuggingFace {
             weight = weight.add(-1.0);
         }
-        let offset = if self.family.norm_plus_one { 1.0 } else { 0.0 };
+        let offset = if self.family.norms.plus_one { 1.0 } else { 0.0 };
         Ok(Norm::root_mean_square(name, weight, offset, self.config.rms_norm_eps))
     }
 
@@ -384,7 +384,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
     }
 
     fn gguf_name(&self, name: &str) -> Option<&'static str> {
-        self.family.gguf_names.iter().find(|(hugging_face, _)| *hugging_face == name).map(|(_, gguf)| *gguf)
+        self.family.names.gguf_tensors.iter().find(|(hugging_face, _)| *hugging_face == name).map(|(_, gguf)| *gguf)
     }
 
     fn layer_name(&self, index: usize, name: &str) -> String {
@@ -405,17 +405,23 @@ impl<'a, 'b> Tensors<'a, 'b> {
 }
 
 /// Name of a tensor in transformers for a family.
-fn own_name<'n>(family: &DecoderFamily, name: &'n str) -> &'n str {
-    family.tensor_names.iter().find(|(elsewhere, _)| *elsewhere == name).map_or(name, |(_, own)| own)
+pub(super) fn own_name<'n>(family: &DecoderFamily, name: &'n str) -> &'n str {
+    family.names.tensors.iter().find(|(elsewhere, _)| *elsewhere == name).map_or(name, |(_, own)| own)
 }
 
 /// Takes a tensor of the shape that the configuration requires; `because` names its keys.
 pub(super) fn take(ledger: &mut Ledger<'_>, name: &str, shape: &[u64], because: &str) -> Result<SourceWeight> {
-    take_tensor(ledger, name, shape, because).map(SourceWeight::from)
+    take_tensor(ledger, name, SourceDtype::BF16, shape, because).map(SourceWeight::from)
 }
 
-fn take_tensor(ledger: &mut Ledger<'_>, name: &str, shape: &[u64], because: &str) -> Result<SourceTensor> {
-    let tensor = ledger.take(name)?;
+fn take_tensor(
+    ledger: &mut Ledger<'_>,
+    name: &str,
+    dtype: SourceDtype,
+    shape: &[u64],
+    because: &str,
+) -> Result<SourceTensor> {
+    let tensor = ledger.take_shaped(name, dtype, shape)?;
     if tensor.shape() != shape {
         let source = ledger.source().name();
         return Err(FamilyError::Shape {

@@ -1,25 +1,54 @@
-//! The account of a source: every tensor is used once, or ignored for a reason.
+//! Ledger of a source: every tensor is used once, or ignored for a reason.
 
 use std::collections::BTreeSet;
 
 use anec_bundle::LedgerTotals;
 
 use super::Source;
+use super::dtype::SourceDtype;
 use super::error::{Result, SHOWN, SourceError};
 use super::tensor::SourceTensor;
 
-/// Hands out the tensors of a source and keeps account of them.
+/// A ledger of a source's tensors.
+///
+/// A [recording](Ledger::recording) ledger is of a source without tensors. It returns any tensor that is taken with a
+/// shape, and records it: a dry run of a model's opening.
 #[derive(Debug)]
 pub struct Ledger<'a> {
     source: &'a Source,
     taken: BTreeSet<String>,
     ignored: Vec<(String, String)>,
+    recording: Option<Recording>,
+}
+
+/// Tensors of a dry run.
+#[derive(Debug, Default)]
+struct Recording {
+    assumed: Vec<String>,
+    tensors: Vec<SourceTensor>,
 }
 
 impl<'a> Ledger<'a> {
-    /// An empty account of `source`.
+    /// Creates a ledger without entries.
     pub fn new(source: &'a Source) -> Self {
-        Ledger { source, taken: BTreeSet::new(), ignored: Vec::new() }
+        Ledger { source, taken: BTreeSet::new(), ignored: Vec::new(), recording: None }
+    }
+
+    /// Creates a ledger that records tensors instead of reading them from `source`, which provides the configuration.
+    pub fn recording(source: &'a Source) -> Self {
+        Ledger { recording: Some(Recording::default()), ..Ledger::new(source) }
+    }
+
+    /// Makes [`has`](Ledger::has) true for names that match the patterns, in a recording ledger; without effect in others.
+    pub fn assume(&mut self, patterns: impl IntoIterator<Item = impl Into<String>>) {
+        if let Some(recording) = &mut self.recording {
+            recording.assumed.extend(patterns.into_iter().map(Into::into));
+        }
+    }
+
+    /// Returns the recorded tensors in the order in which they were taken.
+    pub fn into_recorded(self) -> Vec<SourceTensor> {
+        self.recording.unwrap_or_default().tensors
     }
 
     /// The source.
@@ -27,9 +56,26 @@ impl<'a> Ledger<'a> {
         self.source
     }
 
-    /// Whether the source has a tensor of this name. Doesn't use it.
+    /// Returns whether the source has a tensor of this name, without using it.
     pub fn has(&self, name: &str) -> bool {
-        self.source.tensor(name).is_some()
+        match &self.recording {
+            Some(recording) => recording.assumed.iter().any(|pattern| matches(pattern, name)),
+            None => self.source.tensor(name).is_some(),
+        }
+    }
+
+    /// Uses a tensor whose shape is known. A recording ledger returns one with this shape.
+    ///
+    /// # Errors
+    /// Returns an error if the source doesn't have the tensor, or it was used before. The shape is not checked.
+    pub fn take_shaped(&mut self, name: &str, dtype: SourceDtype, shape: &[u64]) -> Result<SourceTensor> {
+        let Some(recording) = &mut self.recording else { return self.take(name) };
+        if !self.taken.insert(name.to_owned()) {
+            return Err(SourceError::TakenTwice { tensor: name.to_owned() });
+        }
+        let tensor = SourceTensor::shape_only(name, dtype, shape)?;
+        recording.tensors.push(tensor.clone());
+        Ok(tensor)
     }
 
     /// Uses a tensor.
@@ -136,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn an_account_closes_when_every_tensor_is_used_or_ignored() {
+    fn a_ledger_closes_when_every_tensor_is_used_or_ignored() {
         let source = source();
         let mut ledger = Ledger::new(&source);
         ledger.take("layers.0.q.weight").unwrap();
@@ -149,6 +195,20 @@ mod tests {
         assert_eq!(totals.ignored["layers.0.rotary.inv_freq"], "computed from the configuration");
         let json = serde_json::to_value(&totals).unwrap();
         assert_eq!(serde_json::from_value::<LedgerTotals>(json).unwrap(), totals);
+    }
+
+    #[test]
+    fn a_recording_ledger_returns_what_is_taken() {
+        let source = Source::shapes("shapes", json!({}), Vec::new()).unwrap();
+        let mut ledger = Ledger::recording(&source);
+        ledger.assume(["*.fused"]);
+        assert!(ledger.has("layers.0.fused") && !ledger.has("layers.0.q"));
+        assert!(ledger.take_optional("layers.0.q").unwrap().is_none());
+        assert_eq!(ledger.take_shaped("q", SourceDtype::BF16, &[2, 3]).unwrap().shape(), [2, 3]);
+        let error = ledger.take_shaped("q", SourceDtype::BF16, &[2, 3]).unwrap_err();
+        assert!(matches!(&error, SourceError::TakenTwice { tensor } if tensor == "q"));
+        let names: Vec<String> = ledger.into_recorded().iter().map(|tensor| tensor.name().to_owned()).collect();
+        assert_eq!(names, ["q"]);
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub fn table() -> String {
     let decoders = DECODERS.iter().chain([&OPENAI_PRIVACY_FILTER]).map(|row| {
         let own: Vec<&Json> = cases.iter().filter(|case| case["family"] == row.name).collect();
         let gguf = own.iter().filter(|case| case["gguf"].is_string()).count() + encoders_from_gguf(row.name);
-        let architectures = row.gguf.to_vec();
+        let architectures = row.names.gguf.to_vec();
         Evidence { family: row.name, architectures, random: own.len() + encoders(row.name), gguf }
     });
     let encoders = encoder_families().map(|(family, _)| Evidence {
@@ -102,9 +102,13 @@ fn encoders_from_gguf(family: &str) -> usize {
 fn quoted() -> BTreeSet<String> {
     let page = std::fs::read_to_string(repository("src/manifest/manifests/configs/README.md")).unwrap();
     let (_, list) = page.split_once("## What was checked").unwrap();
-    let first_cells = list.lines().filter(|line| line.starts_with("| `")).map(|line| line.split('|').nth(1).unwrap());
-    let names: BTreeSet<String> =
-        first_cells.flat_map(|cell| cell.split(',')).map(|name| name.trim().trim_matches('`').to_owned()).collect();
+    let first_cells = |lines: Vec<&str>| -> BTreeSet<String> {
+        let cells = lines.into_iter().map(|line| line.split('|').nth(1).unwrap());
+        cells.flat_map(|cell| cell.split(',')).map(|name| name.trim().trim_matches('`').to_owned()).collect()
+    };
+    let names = first_cells(list.lines().filter(|line| line.starts_with("| `")).collect());
+    let from_memory = first_cells(page.lines().filter(|line| line.contains("written from memory")).collect());
+    assert!(from_memory.is_subset(&names), "compare {:?} with a quotation", from_memory.difference(&names));
     for name in &names {
         assert!(builtin::find(name).is_ok(), "{name} is no built-in manifest");
     }

@@ -1,6 +1,6 @@
 //! Sources of random weights in the shape that a published configuration gives.
 
-use anec::family::published::shapes;
+use anec::family::published::tensors;
 use anec::source::{Source, SourceTensor};
 use serde_json::Value as Json;
 
@@ -11,13 +11,13 @@ pub fn source(name: &str, config: Json) -> Source {
     let plus_one =
         ["\"gemma2\"", "\"gemma3_text\"", "\"qwen3_5_", "\"qwen3_next\""].iter().any(|family| text.contains(family));
     let norm_mean = if plus_one { 0.0 } else { 1.0 };
-    let tensors = shapes(&config).unwrap().into_iter().enumerate().map(|(seed, (name, shape))| {
-        let mean = match name.as_str() {
+    let tensors = tensors(name, &config).unwrap().into_iter().enumerate().map(|(seed, tensor)| {
+        let mean = match tensor.name() {
             name if name.ends_with("norm.weight") => norm_mean,
             name if name.ends_with("_scale") || name.ends_with("_scales") || name.ends_with(".temp") => 1.0,
             _ => 0.0,
         };
-        SourceTensor::random(&name, &shape, seed as u64, mean, 0.02).unwrap()
+        SourceTensor::random(tensor.name(), tensor.shape(), seed as u64, mean, 0.02).unwrap()
     });
     Source::random(name, config, tensors.collect()).unwrap()
 }

@@ -71,7 +71,7 @@ impl ClassifierConfig {
         if num_experts_per_tok > num_experts {
             return Err(keys.value("num_experts_per_tok", &format!("at most {num_experts} experts")));
         }
-        let rms_norm_eps = number("rms_norm_eps", family.default_rms_norm_eps)?;
+        let rms_norm_eps = number("rms_norm_eps", family.norms.eps)?;
         if !(0.0..1.0).contains(&rms_norm_eps) {
             return Err(keys.value("rms_norm_eps", "between 0 and 1"));
         }
@@ -95,7 +95,7 @@ impl ClassifierConfig {
             rope: rope::read(&keys, family, [head_dim; 2], max_position_embeddings, acknowledged)?.0,
             labels: labels(&keys)?,
         };
-        let neutral = [NEUTRAL_KEYS, family.neutral_keys].concat();
+        let neutral = [NEUTRAL_KEYS, family.names.neutral_keys].concat();
         keys.finish(family.name, &neutral, acknowledged)?;
         Ok(read)
     }

@@ -91,7 +91,7 @@ pub(super) fn experts(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<
         router_hidden_size: None,
         shared: None,
     };
-    let shared = match family.shared_expert {
+    let shared = match family.network.shared_expert {
         SharedExpertRule::None => None,
         SharedExpertRule::Gated => {
             let intermediate_size = size("shared_expert_intermediate_size", 512)?;
@@ -111,7 +111,7 @@ pub(super) fn experts(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<
         let experts = of_sizes(num_experts, num_experts_per_tok, keys.size("moe_intermediate_size")?, scores);
         Ok(ExpertsConfig { shared, ..experts })
     };
-    Ok(Some(match family.mixture {
+    Ok(Some(match family.network.mixture {
         MixtureKind::None => return Ok(None),
         MixtureKind::Sigmoid => ExpertsConfig {
             num_dense_layers: keys.u64("num_dense_layers")?.unwrap_or(2) as usize,

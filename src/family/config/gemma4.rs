@@ -14,7 +14,7 @@ use crate::row::DecoderFamily;
 /// Fills in the class's default RoPE: a quarter of the full-attention heads' dimensions rotates.
 pub(super) fn with_defaults(config: &Map<String, Json>, family: &DecoderFamily) -> Option<Map<String, Json>> {
     let says = |key: &str| config.get(key).is_some_and(|value| !value.is_null());
-    if !family.gemma4_layers || says("rope_parameters") || says("rope_scaling") || says("rope_theta") {
+    if !family.is_gemma4() || says("rope_parameters") || says("rope_scaling") || says("rope_theta") {
         return None;
     }
     let mut config = config.clone();
@@ -154,7 +154,7 @@ impl Reader<'_> {
         let keys = self.keys;
         // 0 and null stand for none, but not the class's default
         let key = "hidden_size_per_layer_input";
-        let by_default = self.family.default_sizes.iter().any(|(name, _)| *name == key);
+        let by_default = self.family.names.default_sizes.iter().any(|(name, _)| *name == key);
         let none = match keys.has(key) {
             true => keys.u64(key)?.is_none_or(|width| width == 0),
             false => !by_default,

@@ -3,7 +3,7 @@
 use super::LayerConfig;
 use super::keys::Keys;
 use crate::error::FamilyError;
-use crate::row::{DecoderFamily, MixerKind, WindowRule};
+use crate::row::{DecoderFamily, MixerKind, RopeLayers, WindowRule};
 
 /// Reads the configuration of each of `count` layers. `default_window` is the class's window.
 pub(super) fn read(
@@ -12,12 +12,12 @@ pub(super) fn read(
     count: usize,
     default_window: Option<u64>,
 ) -> Result<Vec<LayerConfig>, FamilyError> {
-    if !family.mixer.attends() {
-        let rotates = !family.rope_by_key || keys.str("position_embedding_type")? == Some("rope");
+    if !family.attention.mixer.attends() {
+        let rotates = family.rope.layers != RopeLayers::ByKey || keys.str("position_embedding_type")? == Some("rope");
         let layer = |mixer| LayerConfig::new(mixer, rotates && mixer == MixerKind::Attention, None);
-        return Ok(mixers(keys, family.mixer, count)?.into_iter().map(layer).collect());
+        return Ok(mixers(keys, family.attention.mixer, count)?.into_iter().map(layer).collect());
     }
-    let rotates: Vec<bool> = if family.layers_without_rope {
+    let rotates: Vec<bool> = if family.rope.layers == RopeLayers::Listed {
         let interval = keys.u64("no_rope_layer_interval")?.unwrap_or(4);
         match keys.f64s("no_rope_layers")? {
             // despite its name, the key is 1 for layers with RoPE
@@ -29,7 +29,7 @@ pub(super) fn read(
     } else {
         vec![true; count]
     };
-    let uses_window = match family.window {
+    let uses_window = match family.attention.window {
         WindowRule::None => false,
         WindowRule::Every(_) | WindowRule::Pattern(_) | WindowRule::PatternOrNone(_) | WindowRule::Types => true,
         WindowRule::EveryIfUsed | WindowRule::FromLayer | WindowRule::WithoutRope => {
@@ -37,7 +37,7 @@ pub(super) fn read(
         }
     };
     let from_layer = keys.u64("max_window_layers")?.unwrap_or(28);
-    let width = match family.window {
+    let width = match family.attention.window {
         WindowRule::None => None,
         WindowRule::Every(default) if !keys.has("sliding_window") => default,
         WindowRule::Pattern(_) | WindowRule::PatternOrNone(_) if !keys.has("sliding_window") => default_window,
@@ -47,23 +47,23 @@ pub(super) fn read(
     if width == Some(0) {
         return Err(keys.value("sliding_window", "at least 1, or null"));
     }
-    let [full, sliding] = family.layer_types;
+    let [full, sliding] = family.attention.layer_types;
     let types = keys.strings("layer_types")?;
     if let Some(types) = &types {
         if types.len() != count {
             return Err(keys.value("layer_types", &format!("one for each of {count} layers")));
         }
-        if types.iter().any(|t| !family.layer_types.contains(t)) {
+        if types.iter().any(|t| !family.attention.layer_types.contains(t)) {
             return Err(keys.value("layer_types", &format!("\"{full}\" or \"{sliding}\"")));
         }
         if width.is_none() && types.contains(&sliding) {
             return Err(keys.value("sliding_window", "a width, for the sliding layers of layer_types"));
         }
     }
-    if width.is_none() && matches!(family.window, WindowRule::Pattern(_)) {
+    if width.is_none() && matches!(family.attention.window, WindowRule::Pattern(_)) {
         return Err(keys.value("sliding_window", "a width, for the sliding layers"));
     }
-    let pattern = match family.window {
+    let pattern = match family.attention.window {
         // a list of layers takes precedence over a period, which may also be spelled `LLLG`
         WindowRule::PatternOrNone(_) if types.is_some() || width.is_none() => {
             keys.accept("sliding_window_pattern");
@@ -77,7 +77,7 @@ pub(super) fn read(
     if pattern == 0 {
         return Err(keys.value("sliding_window_pattern", "at least 1"));
     }
-    let slides = |layer: usize| match (&types, family.window) {
+    let slides = |layer: usize| match (&types, family.attention.window) {
         (_, WindowRule::None) => false,
         (_, WindowRule::Every(_) | WindowRule::EveryIfUsed) => true,
         (Some(types), _) => types[layer] == sliding,
@@ -89,8 +89,9 @@ pub(super) fn read(
     Ok((0..count)
         .map(|layer| {
             let window = width.filter(|_| slides(layer));
-            let rope = rotates[layer] && (!family.rope_in_windows || width.is_none() || window.is_some());
-            LayerConfig::new(family.mixer, rope, window)
+            let rope =
+                rotates[layer] && (family.rope.layers != RopeLayers::Windowed || width.is_none() || window.is_some());
+            LayerConfig::new(family.attention.mixer, rope, window)
         })
         .collect())
 }

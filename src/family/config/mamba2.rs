@@ -61,7 +61,7 @@ impl Mamba2Config {
 
     /// Reads the shape, if the family has Mamba-2.
     pub(super) fn read(keys: &Keys<'_>, family: &DecoderFamily, hidden_size: u64) -> Result<Option<Self>, FamilyError> {
-        let beside_attention = match family.mixer {
+        let beside_attention = match family.attention.mixer {
             MixerKind::Mamba2 => false,
             MixerKind::AttentionAndMamba2 => true,
             _ => return Ok(None),
@@ -162,7 +162,7 @@ pub struct BlockMultipliers {
 impl BlockMultipliers {
     /// Reads the multipliers; `None` if the family has none or all are 1.
     pub(super) fn read(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<Self>, FamilyError> {
-        if family.mixer != MixerKind::AttentionAndMamba2 {
+        if family.attention.mixer != MixerKind::AttentionAndMamba2 {
             return Ok(None);
         }
         let one = |key: &str| Ok(keys.f64(key)?.unwrap_or(1.0));

@@ -54,7 +54,7 @@ impl DeltaNetConfig {
 
 /// Shape of layers with a short convolution, if the family has them.
 pub(super) fn short_conv(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<ShortConvConfig>, FamilyError> {
-    if family.mixer != MixerKind::ShortConv {
+    if family.attention.mixer != MixerKind::ShortConv {
         return Ok(None);
     }
     let kernel = keys.u64("conv_L_cache")?.unwrap_or(3);
@@ -66,7 +66,7 @@ pub(super) fn short_conv(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Opti
 
 /// Shape of compressed convolutional attention, if the family has it.
 pub(super) fn cca(keys: &Keys<'_>, family: &DecoderFamily, value_width: u64) -> Result<Option<CcaConfig>, FamilyError> {
-    if family.mixer != MixerKind::Cca {
+    if family.attention.mixer != MixerKind::Cca {
         return Ok(None);
     }
     if !value_width.is_multiple_of(2) {
@@ -87,7 +87,7 @@ pub(super) fn cca(keys: &Keys<'_>, family: &DecoderFamily, value_width: u64) -> 
 
 /// Shape of layers with a DeltaNet, if the family has them.
 pub(super) fn delta_net(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<DeltaNetConfig>, FamilyError> {
-    if family.mixer != MixerKind::DeltaNet {
+    if family.attention.mixer != MixerKind::DeltaNet {
         return Ok(None);
     }
     let size = |key: &str, default: u64| match keys.get(key) {

@@ -9,7 +9,7 @@ use serde_json::{Map, Value as Json, json};
 use super::DecoderConfig;
 use crate::error::FamilyError;
 use crate::rope::RopeConfig;
-use crate::row::{Activation, DecoderFamily, LayerForm, NormKind, NormPlacement, QkNorm, WindowRule};
+use crate::row::{Activation, DecoderFamily, LayerForm, NormKind, NormPlacement, QkNorm, RopeLayers, WindowRule};
 use anec_base::Result;
 use anec_source::onnx::decoder::{self, OnnxDecoder, Rope};
 use anec_source::onnx::rope::{Frequencies, OnnxRope};
@@ -57,20 +57,20 @@ pub fn configuration(
     set("num_key_value_heads", json!(layer.key_value_heads));
     set("head_dim", json!(layer.head_dim));
     set("intermediate_size", json!(layer.intermediate_size));
-    if family.query_pre_attn_scalar {
+    if family.attention.query_pre_attn_scalar {
         set("query_pre_attn_scalar", json!(layer.scale.powi(-2)));
     }
-    if family.multipliers {
+    if family.residual.multipliers {
         set("embedding_multiplier", json!(graph.embedding_multiplier));
         set("attention_multiplier", json!(layer.scale));
         set("residual_multiplier", json!(graph.residual_multiplier));
         set("logits_scaling", json!(1.0 / graph.logits_multiplier));
     }
     let width = graph.layers.iter().find_map(|layer| layer.window);
-    let [full, sliding] = family.layer_types;
+    let [full, sliding] = family.attention.layer_types;
     let types: Vec<&str> =
         graph.layers.iter().map(|layer| if layer.window.is_some() { sliding } else { full }).collect();
-    match family.window {
+    match family.attention.window {
         WindowRule::None => {}
         WindowRule::Every(_) => {
             set("sliding_window", json!(width));
@@ -87,13 +87,13 @@ pub fn configuration(
             set("layer_types", json!(types));
         }
     }
-    if family.layers_without_rope {
+    if family.rope.layers == RopeLayers::Listed {
         let rotates: Vec<u8> = graph.layers.iter().map(|layer| layer.rope.is_some().into()).collect();
         set("no_rope_layers", json!(rotates));
     }
     let used = |windowed: bool| {
         let mut layers =
-            graph.layers.iter().filter(|layer| layer.window.is_some() == windowed || family.local_rope.is_none());
+            graph.layers.iter().filter(|layer| layer.window.is_some() == windowed || family.rope.local_theta.is_none());
         layers.find_map(|layer| layer.rope).and_then(|index| graph.ropes.get(index))
     };
     if let Some(rope) = used(false) {
@@ -101,7 +101,7 @@ pub fn configuration(
         rope_keys(rope, &mut config)?;
     }
     if let Some(theta) =
-        used(true).filter(|_| family.local_rope.is_some()).map(|rope| rope.table.theta()).transpose()?.flatten()
+        used(true).filter(|_| family.rope.local_theta.is_some()).map(|rope| rope.table.theta()).transpose()?.flatten()
     {
         config.insert("rope_local_base_freq".into(), json!(theta));
     }

@@ -9,7 +9,7 @@ use super::{BlockMultipliers, DecoderConfig, LayerHeads, Mamba2Config, gemma4, l
 use crate::error::FamilyError;
 use crate::rope::{LateQueryScale, RopeConfig};
 use crate::row::{
-    Bias, DecoderFamily, LayerForm, LayerFormRule, MixerKind, MixtureKind, QkNorm, SharedExpertRule, Softcap,
+    Bias, DecoderFamily, LayerForm, LayerFormRule, MixerKind, MixtureKind, QkNorm, QkvLayout, SharedExpertRule, Softcap,
 };
 use crate::table::NEUTRAL_KEYS;
 
@@ -27,7 +27,7 @@ impl DecoderConfig {
     ) -> Result<Self, FamilyError> {
         let with_defaults = gemma4::with_defaults(config, family);
         let config = with_defaults.as_ref().unwrap_or(config);
-        let keys = &Keys::new(place, "", config).named(family.key_names);
+        let keys = &Keys::new(place, "", config).named(family.names.keys);
         let reader = Reader { keys, family };
         let size = |key: &str| reader.size(key);
         let hidden_size = size("hidden_size")?;
@@ -45,7 +45,7 @@ impl DecoderConfig {
         let experts = experts(keys, family)?;
         let intermediate_size = reader.intermediate_size(experts)?;
         let (mut heads, mut per_layer_embedding) = ([heads; 2], None);
-        if family.gemma4_layers {
+        if family.is_gemma4() {
             let reader = gemma4::Reader { keys, family, num_attention_heads, intermediate_size };
             heads = reader.layers(&mut layers, heads[0], acknowledged)?;
             per_layer_embedding = reader.per_layer_embedding(&size)?;
@@ -66,43 +66,44 @@ impl DecoderConfig {
             max_position_embeddings,
             late_query_scale,
             rms_norm_eps,
-            tie_word_embeddings: keys.bool("tie_word_embeddings")?.unwrap_or(family.default_tie_word_embeddings),
-            bidirectional: family.may_be_bidirectional && keys.bool("use_bidirectional_attention")?.unwrap_or(false),
+            tie_word_embeddings: keys.bool("tie_word_embeddings")?.unwrap_or(family.residual.tied),
+            bidirectional: family.attention.may_be_bidirectional
+                && keys.bool("use_bidirectional_attention")?.unwrap_or(false),
             per_layer_embedding,
             qk_norm: reader.qk_norm()?,
-            value_norm: family.gemma4_layers,
-            norms: family.norms,
-            qkv_bias: reader.bias(family.qkv_bias)?,
-            output_bias: reader.bias(family.output_bias)?,
-            mlp_bias: reader.bias(family.mlp_bias)?,
-            head_bias: reader.bias(family.head_bias)?,
-            norm: family.norm,
+            value_norm: family.is_gemma4(),
+            norms: family.norms.placement,
+            qkv_bias: reader.bias(family.attention.qkv_bias)?,
+            output_bias: reader.bias(family.attention.output_bias)?,
+            mlp_bias: reader.bias(family.network.bias)?,
+            head_bias: reader.bias(family.residual.head_bias)?,
+            norm: family.norms.kind,
             form: reader.form()?,
-            fused: family.fused,
-            fused_mlp: family.fused_mlp,
-            plain_mlp: family.plain_mlp,
-            sinks: family.sinks,
-            gated_attention: family.gated_attention,
+            fused: family.attention.qkv != QkvLayout::Separate,
+            fused_mlp: family.network.fused,
+            plain_mlp: family.network.plain,
+            sinks: family.attention.sinks,
+            gated_attention: family.attention.gated,
             short_conv: short_conv(keys, family)?,
             cca: cca(keys, family, num_key_value_heads * head_dim)?,
-            residual_scaling: family.residual_scaling,
+            residual_scaling: family.residual.scaling,
             delta_net: delta_net(keys, family)?,
             mamba2: Mamba2Config::read(keys, family, hidden_size)?,
             block_multipliers: BlockMultipliers::read(keys, family)?,
             experts,
-            activation: family.activation,
+            activation: family.network.activation,
             rope,
             rope_local,
             layers,
             attention_scale,
-            attention_softcap: reader.softcap("attn_logit_softcapping", family.scores_softcap)?,
-            logits_softcap: reader.softcap("final_logit_softcapping", family.logits_softcap)?,
+            attention_softcap: reader.softcap("attn_logit_softcapping", family.attention.softcap)?,
+            logits_softcap: reader.softcap("final_logit_softcapping", family.residual.logits_softcap)?,
             embedding_multiplier: reader.embedding_multiplier(hidden_size)?,
             residual_multiplier: reader.multiplier("residual_multiplier")?,
-            hidden_scale: family.hidden_scale,
+            hidden_scale: family.residual.hidden_scale,
             logits_scaling: reader.logits_scaling()?,
         };
-        let neutral = [NEUTRAL_KEYS, family.neutral_keys].concat();
+        let neutral = [NEUTRAL_KEYS, family.names.neutral_keys].concat();
         keys.finish(family.name, &neutral, acknowledged)?;
         Ok(read)
     }
@@ -116,7 +117,7 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn default_size(&self, key: &str) -> Option<u64> {
-        self.family.default_sizes.iter().find(|(name, _)| *name == key).map(|(_, size)| *size)
+        self.family.names.default_sizes.iter().find(|(name, _)| *name == key).map(|(_, size)| *size)
     }
 
     fn optional_size(&self, key: &str) -> Result<Option<u64>, FamilyError> {
@@ -152,9 +153,9 @@ impl Reader<'_> {
     }
 
     fn check_activation(&self) -> Result<(), FamilyError> {
-        let names = self.family.activation.names();
+        let names = self.family.network.activation.names();
         match self.keys.str("hidden_act")? {
-            Some("gelu") if self.family.gelu_is_tanh => Ok(()),
+            Some("gelu") if self.family.network.gelu_is_tanh => Ok(()),
             Some(name) if !names.contains(&name) => Err(self.keys.value("hidden_act", &format!("\"{}\"", names[0]))),
             _ => Ok(()),
         }
@@ -162,7 +163,7 @@ impl Reader<'_> {
 
     /// Checks that keys without effect in the family have their harmless value.
     fn check_inert_keys(&self) -> Result<(), FamilyError> {
-        for (key, inert) in self.family.inert_keys {
+        for (key, inert) in self.family.names.inert_keys {
             // older configurations write 0 and 1 for false and true
             let plain = |value: &Json| value.as_bool().map_or_else(|| value.to_string(), |b| u8::from(b).to_string());
             if self.keys.get(key).is_some_and(|value| plain(value).as_str() != *inert) {
@@ -173,7 +174,7 @@ impl Reader<'_> {
     }
 
     fn epsilon(&self) -> Result<f64, FamilyError> {
-        let epsilon = self.keys.f64("rms_norm_eps")?.unwrap_or(self.family.default_rms_norm_eps);
+        let epsilon = self.keys.f64("rms_norm_eps")?.unwrap_or(self.family.norms.eps);
         match (0.0..1.0).contains(&epsilon) {
             true => Ok(epsilon),
             false => Err(self.keys.value("rms_norm_eps", "between 0 and 1")),
@@ -182,13 +183,13 @@ impl Reader<'_> {
 
     fn attention_scale(&self, head_dim: u64) -> Result<f64, FamilyError> {
         let Self { keys, family } = self;
-        if family.multipliers {
+        if family.residual.multipliers {
             return self.multiplier("attention_multiplier"); // granite's class default
         }
-        if family.gemma4_layers {
+        if family.is_gemma4() {
             return Ok(1.0);
         }
-        if !family.query_pre_attn_scalar {
+        if !family.attention.query_pre_attn_scalar {
             return Ok((head_dim as f64).powf(-0.5));
         }
         match keys.f64("query_pre_attn_scalar")?.unwrap_or(256.0) {
@@ -200,7 +201,9 @@ impl Reader<'_> {
     fn intermediate_size(&self, experts: Option<ExpertsConfig>) -> Result<u64, FamilyError> {
         match experts.filter(|_| self.family.has_only_experts()) {
             Some(experts) => Ok(experts.moe_intermediate_size), // there is no other network
-            None if self.family.shared_expert == SharedExpertRule::Fused => self.size("shared_intermediate_size"),
+            None if self.family.network.shared_expert == SharedExpertRule::Fused => {
+                self.size("shared_intermediate_size")
+            }
             None => self.adjusted_size(self.size("intermediate_size")?),
         }
     }
@@ -209,8 +212,8 @@ impl Reader<'_> {
     /// rounded up.
     fn adjusted_size(&self, given: u64) -> Result<u64, FamilyError> {
         let Self { keys, family } = self;
-        if !family.nominal_intermediate_size || !keys.bool("block_auto_adjust_ff_dim")?.unwrap_or(true) {
-            if family.nominal_intermediate_size {
+        if !family.network.nominal_width || !keys.bool("block_auto_adjust_ff_dim")?.unwrap_or(true) {
+            if family.network.nominal_width {
                 keys.accept("block_ffn_dim_multiplier");
                 keys.accept("block_multiple_of");
             }
@@ -233,7 +236,7 @@ impl Reader<'_> {
     /// Position-dependent scale of queries, if there is one.
     fn late_query_scale(&self, rotation: &RopeConfig, head_dim: u64) -> Result<Option<LateQueryScale>, FamilyError> {
         let Self { keys, family } = self;
-        if !family.late_query_scale {
+        if !family.attention.late_query_scale {
             return Ok(None);
         }
         let Some(rope) = keys.object("rope_scaling")?.or(keys.object("rope_parameters")?) else { return Ok(None) };
@@ -248,7 +251,7 @@ impl Reader<'_> {
 
     /// Checks that quantized experts are in MXFP4, whose format their tensors contain.
     fn check_number_format(&self, acknowledged: &[String]) -> Result<(), FamilyError> {
-        if self.family.mixture != MixtureKind::Clamped {
+        if self.family.network.mixture != MixtureKind::Clamped {
             return Ok(());
         }
         let Some(format) = self.keys.object("quantization_config")? else { return Ok(()) };
@@ -259,9 +262,9 @@ impl Reader<'_> {
     }
 
     fn qk_norm(&self) -> Result<QkNorm, FamilyError> {
-        Ok(match self.family.qk_norm_if {
+        Ok(match self.family.attention.qk_norm_key {
             Some(key) if !self.keys.bool(key)?.unwrap_or(false) => QkNorm::None,
-            _ => self.family.qk_norm,
+            _ => self.family.attention.qk_norm,
         })
     }
 
@@ -275,7 +278,7 @@ impl Reader<'_> {
     }
 
     fn form(&self) -> Result<LayerForm, FamilyError> {
-        Ok(match self.family.form {
+        Ok(match self.family.residual.form {
             LayerFormRule::Always(form) => form,
             LayerFormRule::Key(key, form) if self.keys.bool(key)?.unwrap_or(false) => form,
             LayerFormRule::Unless(key, form) if self.keys.bool(key)?.unwrap_or(true) => form,
@@ -298,7 +301,7 @@ impl Reader<'_> {
 
     /// Factor of a key in families with multipliers; 1 by default.
     fn multiplier(&self, key: &str) -> Result<f64, FamilyError> {
-        if !self.family.multipliers {
+        if !self.family.residual.multipliers {
             return Ok(1.0);
         }
         match self.keys.f64(key)? {
@@ -308,17 +311,17 @@ impl Reader<'_> {
     }
 
     fn embedding_multiplier(&self, hidden_size: u64) -> Result<f64, FamilyError> {
-        if self.family.scaled_embedding {
+        if self.family.residual.scaled_embedding {
             return Ok((hidden_size as f64).sqrt());
         }
-        if self.family.mixer == MixerKind::AttentionAndMamba2 {
+        if self.family.attention.mixer == MixerKind::AttentionAndMamba2 {
             return Ok(self.keys.f64("embedding_multiplier")?.unwrap_or(1.0));
         }
         self.multiplier("embedding_multiplier")
     }
 
     fn logits_scaling(&self) -> Result<f64, FamilyError> {
-        let Some(default) = self.family.logit_scale else { return self.multiplier("logits_scaling") };
+        let Some(default) = self.family.residual.logit_scale else { return self.multiplier("logits_scaling") };
         match self.keys.f64("logit_scale")?.unwrap_or(default) {
             scale if scale > 0.0 => Ok(1.0 / scale),
             _ => Err(self.keys.value("logit_scale", "more than 0")),

@@ -18,15 +18,15 @@ pub(crate) fn read(
 ) -> Result<(RopeConfig, Option<RopeConfig>), FamilyError> {
     let reader = Reader { keys, family, max_position_embeddings, acknowledged };
     let [full_dim, local_dim] = head_dims;
-    let theta = keys.f64("rope_theta")?.unwrap_or(family.default_rope_theta);
-    let local_theta = match family.local_rope {
+    let theta = keys.f64("rope_theta")?.unwrap_or(family.rope.theta);
+    let local_theta = match family.rope.local_theta {
         Some(base) => Some(keys.f64("rope_local_base_freq")?.unwrap_or(base)),
         None => None,
     };
     let parameters = keys.object("rope_parameters")?;
     if let (Some(parameters), Some(local_theta)) = (&parameters, local_theta) {
         // since transformers 5: parameters by the type of the layer
-        let [full, sliding] = family.layer_types;
+        let [full, sliding] = family.attention.layer_types;
         let tables = [(full, theta, full_dim), (sliding, local_theta, local_dim)];
         let [full, local] = tables.map(|(name, theta, dim)| reader.table(parameters.object(name)?, theta, dim));
         // a RoPE type beside the layer types has no effect
@@ -35,7 +35,7 @@ pub(crate) fn read(
     }
     // `rope_scaling` is the older spelling and takes precedence, as in transformers
     let scaling = keys.object("rope_scaling")?.or(parameters);
-    if family.scaled_rope {
+    if family.rope.scaled {
         keys.required("rope_parameters", scaling.as_ref())?;
     }
     let local = local_theta.map(|theta| reader.table(None, theta, local_dim)).transpose()?;
@@ -64,12 +64,12 @@ impl Reader<'_> {
         let own_part = scaling.f64("partial_rotary_factor")?;
         let kind = scaling.str("rope_type")?.or(scaling.str("type")?).unwrap_or("default");
         let part = self.rotated_part(kind, own_part, given)?;
-        if family.late_query_scale {
+        if family.attention.late_query_scale {
             // read elsewhere, or redundant
             scaling.accept("llama_4_scaling_beta");
             scaling.accept("max_position_embeddings");
         }
-        if family.mrope {
+        if family.rope.sections {
             // text has the same position in every section
             scaling.accept("mrope_section");
             scaling.accept("mrope_interleaved");
@@ -97,11 +97,11 @@ impl Reader<'_> {
     fn rotated_part(&self, kind: &str, own: Option<f64>, given: bool) -> Result<f64, FamilyError> {
         let &Reader { keys, family, .. } = self;
         let top = keys.f64("partial_rotary_factor")?;
-        match (family.partial_rotary, own.or(top)) {
+        match (family.rope.partial, own.or(top)) {
             // all dimensions have their place in the table
-            _ if family.gemma4_layers && kind == "proportional" => Ok(1.0),
+            _ if family.is_gemma4() && kind == "proportional" => Ok(1.0),
             // with parameters by layer type, the top-level key has no effect
-            (Some(default), _) if family.local_rope.is_some() => {
+            (Some(default), _) if family.rope.local_theta.is_some() => {
                 let factor = own.unwrap_or(if given { 1.0 } else { default });
                 match top.is_some_and(|top| top != factor) {
                     true => Err(keys.value("partial_rotary_factor", &format!("{factor}, as in rope_parameters"))),
@@ -135,8 +135,8 @@ impl Types<'_> {
         match kind {
             "default" => Ok(RopeScaling::Default),
             "linear" => Ok(RopeScaling::Linear { factor: self.factor()? }),
-            "proportional" if self.family.gemma4_layers => self.proportional(part.unwrap_or(1.0)),
-            "dynamic" if self.family.ntk_alpha && keys.f64("alpha")?.is_some_and(|alpha| alpha != 0.0) => {
+            "proportional" if self.family.is_gemma4() => self.proportional(part.unwrap_or(1.0)),
+            "dynamic" if self.family.rope.ntk_alpha && keys.f64("alpha")?.is_some_and(|alpha| alpha != 0.0) => {
                 self.ntk_alpha()
             }
             "dynamic" => self.dynamic(),

@@ -24,7 +24,10 @@ use crate::error::FamilyError;
 use crate::layer::{FeedForward, Layer, Mixer};
 use crate::residual_block::Norms;
 use crate::rope::RopeConfig;
-use crate::row::{Activation, DecoderFamily, LLAMA, LayerForm};
+use crate::row::{
+    Activation, Bias, DecoderFamily, FAMILY, LayerForm, NAMES, NETWORK, NetworkRules, ROPE as ROPE_RULES, RopeRules,
+    SourceNames,
+};
 use crate::table::NEUTRAL_KEYS;
 use crate::tensors::take;
 use crate::{FamilyFacts, Purpose};
@@ -36,11 +39,14 @@ use anec_source::{Ledger, SourceWeight};
 /// Row for the RoPE reader; ModernBERT is no decoder.
 pub(super) const ROPE: DecoderFamily = DecoderFamily {
     name: "modernbert",
-    gguf: &[],
-    key_names: &[("rope_theta", "global_rope_theta"), ("rope_local_base_freq", "local_rope_theta")],
-    local_rope: Some(10_000.0),
-    default_rope_theta: 160_000.0,
-    ..LLAMA
+    names: SourceNames {
+        gguf: &[],
+        keys: &[("rope_theta", "global_rope_theta"), ("rope_local_base_freq", "local_rope_theta")],
+        ..NAMES
+    },
+    rope: RopeRules { local_theta: Some(10_000.0), theta: 160_000.0, ..ROPE_RULES },
+    network: NetworkRules { bias: Bias::Key("mlp_bias"), ..NETWORK },
+    ..FAMILY
 };
 
 /// Neutral keys: of training, of other heads, and of other implementations.
@@ -150,7 +156,7 @@ impl ModernBertConfig {
 /// Band of each layer: all layers except every Nth, or by `layer_types`.
 fn bands(keys: &Keys<'_>, count: usize) -> Result<Vec<Option<u64>>, FamilyError> {
     let band = keys.u64("local_attention")?.unwrap_or(128) / 2;
-    let [full, sliding] = ROPE.layer_types;
+    let [full, sliding] = ROPE.attention.layer_types;
     let every = keys.u64("global_attn_every_n_layers")?.unwrap_or(3);
     if every == 0 {
         return Err(keys.value("global_attn_every_n_layers", "at least 1"));
@@ -171,7 +177,7 @@ pub(super) fn open(
     ledger: &mut Ledger<'_>,
     acknowledged: &[String],
 ) -> Result<Encoder> {
-    let keys = Keys::new(place, "", config).named(ROPE.key_names);
+    let keys = Keys::new(place, "", config).named(ROPE.names.keys);
     let config = ModernBertConfig::read(&keys, acknowledged)?;
     let purpose = purpose(&keys, config.classifier_pooling)?;
     keys.finish(ROPE.name, &[NEUTRAL_KEYS, NEUTRAL].concat(), acknowledged)?;

@@ -1,7 +1,7 @@
 //! Rows of Gemma.
 
 use super::POST_NORMS;
-use crate::row::{Activation, Bias, DecoderFamily, LLAMA, MixtureKind, NormPlacement, QkNorm, Softcap, WindowRule};
+use crate::row::*;
 
 /// GGUF names of Gemma 4.
 const GEMMA4_GGUF: &[(&str, &str)] = &[
@@ -18,141 +18,159 @@ const GEMMA4_GGUF: &[(&str, &str)] = &[
 
 /// Base of both Gemma 4 rows.
 const GEMMA4_BASE: DecoderFamily = DecoderFamily {
-    qk_norm: QkNorm::PerHead,
-    norms: NormPlacement::Both,
-    mlp_bias: Bias::Never,
-    activation: Activation::GeluTanh,
-    window: WindowRule::Pattern(6),
-    local_rope: Some(10000.0),
-    scaled_embedding: true,
-    default_rope_theta: 1_000_000.0,
-    default_tie_word_embeddings: true,
-    logits_softcap: Softcap::Key(None),
-    gemma4_layers: true,
-    ..LLAMA
+    attention: AttentionRules { qk_norm: QkNorm::PerHead, window: WindowRule::Pattern(6), ..ATTENTION },
+    rope: RopeRules { local_theta: Some(10000.0), theta: 1_000_000.0, ..ROPE },
+    norms: NormRules { placement: NormPlacement::Both, ..NORMS },
+    network: NetworkRules { activation: Activation::GeluTanh, ..NETWORK },
+    residual: ResidualRules { scaled_embedding: true, tied: true, logits_softcap: Softcap::Key(None), ..RESIDUAL },
+    layers: LayerStructure::Gemma4,
+    ..FAMILY
 };
 
 /// Gemma 1.
 pub(super) const GEMMA: DecoderFamily = DecoderFamily {
     name: "gemma",
-    gguf: &["gemma"],
-    gguf_interleaved: false,
-    default_sizes: &[("head_dim", 256)],
-    norm_plus_one: true,
-    mlp_bias: Bias::Never,
-    activation: Activation::GeluTanh,
-    gelu_is_tanh: true,
-    scaled_embedding: true,
-    default_tie_word_embeddings: true,
-    // as in its successors
-    hidden_scale: 1.0 / 16.0,
-    inert_keys: &[("use_bidirectional_attention", "0")],
-    // transformers doesn't read it
-    neutral_keys: &["hidden_activation"],
-    ..LLAMA
+    names: SourceNames {
+        gguf: &["gemma"],
+        default_sizes: &[("head_dim", 256)],
+        inert_keys: &[("use_bidirectional_attention", "0")],
+        // transformers doesn't read it
+        neutral_keys: &["hidden_activation"],
+        ..NAMES
+    },
+    norms: NormRules { plus_one: true, ..NORMS },
+    network: NetworkRules { activation: Activation::GeluTanh, gelu_is_tanh: true, ..NETWORK },
+    residual: ResidualRules {
+        scaled_embedding: true,
+        tied: true,
+        // as in its successors
+        hidden_scale: 1.0 / 16.0,
+        ..RESIDUAL
+    },
+    ..FAMILY
 };
 
 /// Gemma 2.
 pub(super) const GEMMA2: DecoderFamily = DecoderFamily {
     name: "gemma2",
-    gguf: &["gemma2"],
-    gguf_interleaved: false,
-    key_names: &[("hidden_act", "hidden_activation")],
-    gguf_names: POST_NORMS,
-    default_sizes: &[("head_dim", 256), ("sliding_window", 4096)],
-    norms: NormPlacement::Both,
-    norm_plus_one: true,
-    mlp_bias: Bias::Never,
-    activation: Activation::GeluTanh,
-    window: WindowRule::Pattern(2),
-    query_pre_attn_scalar: true,
-    scaled_embedding: true,
-    // softmax(50 tanh(q k / 50)), and 30 tanh(logits / 30)
-    scores_softcap: Softcap::Key(Some(50.0)),
-    logits_softcap: Softcap::Key(Some(30.0)),
-    default_tie_word_embeddings: true,
-    hidden_scale: 1.0 / 16.0,
-    ..LLAMA
+    names: SourceNames {
+        gguf: &["gemma2"],
+        keys: &[("hidden_act", "hidden_activation")],
+        gguf_tensors: POST_NORMS,
+        default_sizes: &[("head_dim", 256), ("sliding_window", 4096)],
+        ..NAMES
+    },
+    attention: AttentionRules {
+        window: WindowRule::Pattern(2),
+        query_pre_attn_scalar: true,
+        // softmax(50 tanh(q k / 50)), and 30 tanh(logits / 30)
+        softcap: Softcap::Key(Some(50.0)),
+        ..ATTENTION
+    },
+    norms: NormRules { placement: NormPlacement::Both, plus_one: true, ..NORMS },
+    network: NetworkRules { activation: Activation::GeluTanh, ..NETWORK },
+    residual: ResidualRules {
+        scaled_embedding: true,
+        logits_softcap: Softcap::Key(Some(30.0)),
+        tied: true,
+        hidden_scale: 1.0 / 16.0,
+        ..RESIDUAL
+    },
+    ..FAMILY
 };
 
 /// Gemma 3.
 pub(super) const GEMMA3: DecoderFamily = DecoderFamily {
     name: "gemma3_text",
-    wrappers: &["gemma3"],
-    gguf: &["gemma3", "gemma-embedding"],
-    gguf_interleaved: false,
-    key_names: &[("hidden_act", "hidden_activation")],
-    gguf_names: POST_NORMS,
-    default_sizes: &[
-        ("num_attention_heads", 8),
-        ("num_key_value_heads", 4),
-        ("head_dim", 256),
-        ("vocab_size", 262_208),
-        ("max_position_embeddings", 131_072),
-        ("sliding_window", 4096),
-    ],
-    qk_norm: QkNorm::PerHead,
-    norms: NormPlacement::Both,
-    norm_plus_one: true,
-    mlp_bias: Bias::Never,
-    activation: Activation::GeluTanh,
-    window: WindowRule::Pattern(6),
-    local_rope: Some(10000.0),
-    query_pre_attn_scalar: true,
-    scaled_embedding: true,
-    default_rope_theta: 1_000_000.0,
-    default_tie_word_embeddings: true,
-    logits_softcap: Softcap::Key(None),
-    may_be_bidirectional: true,
-    // the smallest model's hidden states reach 104,000, those of larger ones more
-    hidden_scale: 1.0 / 16.0,
-    // transformers reads it without effect
-    neutral_keys: &["attn_logit_softcapping"],
-    ..LLAMA
+    names: SourceNames {
+        prefixes: ["model.", "language_model.model."],
+        wrappers: &["gemma3"],
+        gguf: &["gemma3", "gemma-embedding"],
+        keys: &[("hidden_act", "hidden_activation")],
+        gguf_tensors: POST_NORMS,
+        default_sizes: &[
+            ("num_attention_heads", 8),
+            ("num_key_value_heads", 4),
+            ("head_dim", 256),
+            ("vocab_size", 262_208),
+            ("max_position_embeddings", 131_072),
+            ("sliding_window", 4096),
+        ],
+        // transformers reads it without effect
+        neutral_keys: &["attn_logit_softcapping"],
+        ..NAMES
+    },
+    attention: AttentionRules {
+        qk_norm: QkNorm::PerHead,
+        window: WindowRule::Pattern(6),
+        query_pre_attn_scalar: true,
+        may_be_bidirectional: true,
+        ..ATTENTION
+    },
+    rope: RopeRules { local_theta: Some(10000.0), theta: 1_000_000.0, ..ROPE },
+    norms: NormRules { placement: NormPlacement::Both, plus_one: true, ..NORMS },
+    network: NetworkRules { activation: Activation::GeluTanh, ..NETWORK },
+    residual: ResidualRules {
+        scaled_embedding: true,
+        tied: true,
+        logits_softcap: Softcap::Key(None),
+        // the smallest model's hidden states reach 104,000, those of larger ones more
+        hidden_scale: 1.0 / 16.0,
+        ..RESIDUAL
+    },
+    ..FAMILY
 };
 
 /// Gemma 4.
 pub(super) const GEMMA4: DecoderFamily = DecoderFamily {
     name: "gemma4_text",
-    wrappers: &["gemma4"],
-    gguf: &["gemma4"],
-    gguf_interleaved: false,
-    key_names: &[("hidden_act", "hidden_activation"), ("num_experts_per_tok", "top_k_experts")],
-    tensor_names: &[("feed_forward.gate", "router.proj"), ("feed_forward.experts", "experts")],
-    gguf_names: GEMMA4_GGUF,
-    default_sizes: &[
-        ("hidden_size", 2304),
-        ("intermediate_size", 9216),
-        ("num_hidden_layers", 30),
-        ("num_attention_heads", 8),
-        ("num_key_value_heads", 4),
-        ("head_dim", 256),
-        ("vocab_size", 262_144),
-        ("max_position_embeddings", 131_072),
-        ("sliding_window", 512),
-        ("vocab_size_per_layer_input", 262_144),
-        ("hidden_size_per_layer_input", 256),
-    ],
-    mixture: MixtureKind::BesideDense,
+    names: SourceNames {
+        gguf_flags: &[TensorFlag { key: "attention_k_eq_v", tensor: "blk.{full}.attn_v.weight", present: false }],
+        published: &["*.experts.gate_up_proj", "*.layer_scalar"],
+        wrappers: &["gemma4"],
+        gguf: &["gemma4"],
+        keys: &[("hidden_act", "hidden_activation"), ("num_experts_per_tok", "top_k_experts")],
+        tensors: &[("feed_forward.gate", "router.proj"), ("feed_forward.experts", "experts")],
+        gguf_tensors: GEMMA4_GGUF,
+        default_sizes: &[
+            ("hidden_size", 2304),
+            ("intermediate_size", 9216),
+            ("num_hidden_layers", 30),
+            ("num_attention_heads", 8),
+            ("num_key_value_heads", 4),
+            ("head_dim", 256),
+            ("vocab_size", 262_144),
+            ("max_position_embeddings", 131_072),
+            ("sliding_window", 512),
+            ("vocab_size_per_layer_input", 262_144),
+            ("hidden_size_per_layer_input", 256),
+        ],
+        ..GEMMA4_BASE.names
+    },
+    network: NetworkRules { mixture: MixtureKind::BesideDense, ..GEMMA4_BASE.network },
     ..GEMMA4_BASE
 };
 
 /// Gemma 4 without encoders of images and sound: neither experts nor per-layer embeddings.
 pub(super) const GEMMA4_UNIFIED: DecoderFamily = DecoderFamily {
     name: "gemma4_unified_text",
-    wrappers: &["gemma4_unified"],
-    gguf: &[],
-    key_names: &[("hidden_act", "hidden_activation")],
-    default_sizes: &[
-        ("hidden_size", 2304),
-        ("intermediate_size", 9216),
-        ("num_hidden_layers", 30),
-        ("num_attention_heads", 8),
-        ("num_key_value_heads", 4),
-        ("head_dim", 256),
-        ("vocab_size", 262_144),
-        ("max_position_embeddings", 262_144),
-        ("sliding_window", 1024),
-    ],
+    names: SourceNames {
+        published: &["*.layer_scalar"],
+        wrappers: &["gemma4_unified"],
+        gguf: &[],
+        keys: &[("hidden_act", "hidden_activation")],
+        default_sizes: &[
+            ("hidden_size", 2304),
+            ("intermediate_size", 9216),
+            ("num_hidden_layers", 30),
+            ("num_attention_heads", 8),
+            ("num_key_value_heads", 4),
+            ("head_dim", 256),
+            ("vocab_size", 262_144),
+            ("max_position_embeddings", 262_144),
+            ("sliding_window", 1024),
+        ],
+        ..GEMMA4_BASE.names
+    },
     ..GEMMA4_BASE
 };

@@ -42,7 +42,7 @@ impl Tensors<'_, '_> {
     fn shared_expert(&mut self, index: usize, config: SharedExpertConfig) -> Result<SharedExpert> {
         let (width, hidden) = (config.intermediate_size, self.config.hidden_size);
         let because = "the width of the shared expert, hidden_size";
-        let fused = self.naming != Naming::Gguf && self.family.shared_expert == SharedExpertRule::Fused;
+        let fused = self.naming != Naming::Gguf && self.family.network.shared_expert == SharedExpertRule::Fused;
         let mut linear = |name, role, part: &str, rows: u64, columns: u64| -> Result<Linear> {
             let weight = self.layer_matrix(index, &format!("mlp.shared_expert.{part}"), rows, columns, because)?;
             Ok(Linear { name, role, weight, bias: None })
@@ -195,8 +195,9 @@ impl Tensors<'_, '_> {
     fn mxfp4(&mut self, name: &str, [count, rows, columns]: [u64; 3], because: &str) -> Result<SourceWeight> {
         let blocks = columns.div_ceil(MXFP4_BLOCK);
         let codes = [count, rows, blocks, MXFP4_BLOCK / 2];
-        let codes = take_tensor(self.ledger, &format!("{name}_blocks"), &codes, because)?;
-        let scales = take_tensor(self.ledger, &format!("{name}_scales"), &[count, rows, blocks], because)?;
+        let codes = take_tensor(self.ledger, &format!("{name}_blocks"), SourceDtype::U8, &codes, because)?;
+        let scales = [count, rows, blocks];
+        let scales = take_tensor(self.ledger, &format!("{name}_scales"), SourceDtype::U8, &scales, because)?;
         let codes = codes.viewed_as(SourceDtype::F4_E2M1, &[count * rows, blocks * MXFP4_BLOCK])?;
         let scales = scales.viewed_as(SourceDtype::F8_E8M0, &[count * rows, blocks])?;
         let codes = SourceWeight::from(codes).columns_range(0..columns)?;

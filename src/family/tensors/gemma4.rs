@@ -59,7 +59,7 @@ impl Tensors<'_, '_> {
 
     /// Takes the factor of a layer's output, if the family has it.
     pub(super) fn layer_scalar(&mut self, index: usize) -> Result<Option<SourceWeight>> {
-        if !self.family.gemma4_layers {
+        if !self.family.is_gemma4() {
             return Ok(None);
         }
         let name = match self.naming {

@@ -12,7 +12,7 @@ use crate::blocks::norm::Norm;
 use crate::blocks::short_conv::ShortConv;
 use crate::config::{CcaConfig, DeltaNetConfig, LayerConfig, ShortConvConfig};
 use crate::error::FamilyError;
-use crate::row::QkNorm;
+use crate::row::{QkNorm, QkvLayout, RopePairs};
 use anec_base::Result;
 use anec_manifest::Role;
 use anec_source::{RowOrder, SourceWeight};
@@ -116,7 +116,7 @@ impl Tensors<'_, '_> {
     fn unfused(&self, index: usize, all: &SourceWeight) -> Result<[SourceWeight; 3]> {
         let (queries, keys) = (self.config.query_width(index), self.config.key_width(index));
         let (heads, width) = (self.config.num_key_value_heads, self.config.head_dim);
-        if self.family.fused_by_head && self.naming == Naming::HuggingFace {
+        if self.family.attention.qkv == QkvLayout::FusedByHead && self.naming == Naming::HuggingFace {
             let part = |part: u64| of_key_heads(all, heads, part * width..(part + 1) * width);
             return Ok([part(0)?, part(1)?, part(2)?]);
         }
@@ -185,11 +185,11 @@ impl Tensors<'_, '_> {
     /// Reorders rows of q or k (or of biases or gains) for half-split rotation.
     fn half_split(&self, weight: SourceWeight) -> Result<SourceWeight> {
         let head_dim = self.config.head_dim;
-        let rotary_dim = match self.naming {
+        let rotary_dim = match (self.family.rope.pairs, self.naming) {
             // products of queries and keys don't change if both are reordered alike
-            Naming::HuggingFace | Naming::Gguf if self.family.rotates_neighbours => self.config.rope.rope_dim,
+            (RopePairs::Neighbours, Naming::HuggingFace | Naming::Gguf) => self.config.rope.rope_dim,
             // llama.cpp's converter interleaves whole heads, rotated or not
-            Naming::Gguf if self.family.gguf_interleaved => head_dim,
+            (RopePairs::NeighboursInGguf, Naming::Gguf) => head_dim,
             _ => return Ok(weight),
         };
         Ok(weight.reorder(RowOrder::InterleavedToHalves { head_dim, rotary_dim })?)
