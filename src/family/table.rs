@@ -171,6 +171,24 @@ pub const DECODERS: &[DecoderFamily] = &[
         ..FAMILY
     },
     DecoderFamily {
+        name: "seed_oss",
+        names: SourceNames {
+            gguf: &["seed_oss"],
+            gguf_tensors: &[("post_attention_layernorm", "post_attention_norm")],
+            default_sizes: &[("head_dim", 128)],
+            // of training
+            neutral_keys: &["residual_dropout"],
+            ..NAMES
+        },
+        attention: AttentionRules {
+            qkv_bias: Bias::Unless("attention_bias"),
+            output_bias: Bias::Key("attention_out_bias"),
+            ..ATTENTION
+        },
+        network: NetworkRules { bias: Bias::Key("mlp_bias"), ..NETWORK },
+        ..FAMILY
+    },
+    DecoderFamily {
         name: "smollm3",
         names: SourceNames { gguf: &["smollm3"], ..NAMES },
         attention: AttentionRules { window: WindowRule::WithoutRope, ..ATTENTION },

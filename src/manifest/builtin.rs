@@ -85,6 +85,7 @@ const ALL: &[Builtin] = builtin![
     "qwen3.5-35b-a3b",
     "qwen3.5-4b",
     "qwen3.5-9b",
+    "seed-oss-36b",
     "smollm2-1.7b",
     "smollm3-3b",
     "stablelm-2-1.6b",
