@@ -5,6 +5,7 @@ use crate::common::synthetic;
 
 use std::path::Path;
 
+use anec::advice::forecast::forecast;
 use anec::bundle::Stage;
 use anec::convert::emit::Emitter;
 use anec::convert::functions::build_package;
@@ -14,7 +15,6 @@ use anec::exec::Precision;
 use anec::manifest::{ExpertsForm, Manifest, builtin};
 use anec::report;
 use anec::runtime::{ForwardOptions, LoadedModel};
-use anec::advice::forecast::forecast;
 use folder::{json, run};
 use serde_json::Value as Json;
 

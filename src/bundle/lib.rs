@@ -17,7 +17,7 @@
 //! ```
 //! use anec_bundle::{Stage, schema};
 //!
-//! the generated JSON Schema documents the file for readers in other languages
+//! // the generated JSON Schema documents the file for readers in other languages
 //! assert!(schema()["properties"]["functions"].is_object());
 //!
 //! let stage: Stage = serde_json::from_str(r#"{"kind": "layers", "first": 0, "end": 12}"#)?;

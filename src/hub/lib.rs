@@ -14,7 +14,7 @@
 //! ```
 //! use anec_hub::FileHash;
 //!
-//! git's name of the file that holds `hello`
+//! // git's name of the file that holds `hello`
 //! let hash = FileHash::git_blob(b"hello");
 //! assert_eq!(hash.hex(), "b6fc4c620b67d95f953a5c1c1230aaab5db5a1b0");
 //! ```
