@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::{FunctionBuilder, OpInput};
 use crate::constant::Constant;
 use crate::ir::ValueId;
+use crate::types::Dim;
 
 /// Defines methods of two operands.
 macro_rules! binary {
@@ -231,8 +232,9 @@ impl FunctionBuilder {
         if self.ty(x).shape[axis].fixed().is_some() {
             return last;
         }
-        // coremltools can't infer the size of a slice from the end of an unknown dimension: the reshape states it
-        let shape = self.ty(last).shape;
+        // the size of a slice from the end of a symbolic dimension can't be inferred: the reshape states it
+        let mut shape = self.ty(x).shape;
+        shape[axis] = Dim::Fixed(count);
         let sizes: Vec<i32> = shape.iter().map(|size| size.fixed().map_or(-1, |size| size as i32)).collect();
         self.reshape(last, &sizes)
     }

@@ -83,7 +83,8 @@ fn extent(size: &Dim, begin: Option<i64>, end: Option<i64>, from_start: bool, to
         None if stride == 1 => match (from_start, to_end, begin, end) {
             (true, true, ..) => size.clone(),
             (false, true, Some(b), _) if b >= 0 => size.offset_by(-b),
-            (false, true, Some(b), _) => Dim::Fixed(b.unsigned_abs()),
+            // coremltools doesn't infer the length of a slice from the end; the size may be smaller than that
+            (false, true, Some(_), _) => Dim::Unknown,
             (true, false, _, Some(e)) if e < 0 => size.offset_by(e),
             (false, false, Some(b), Some(e)) if b >= 0 && e < 0 => size.offset_by(e - b),
             // the caller guarantees that the size reaches `end`: a shorter one is an error at run time
