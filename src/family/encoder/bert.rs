@@ -10,7 +10,7 @@
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
-use super::head::Head;
+use super::head::{Head, HeadActivation};
 use super::naming::EncoderNaming;
 use super::{Encoder, EncoderLayer, ignore_heads, purpose};
 use crate::blocks::banded_attention::BandedAttention;
@@ -40,13 +40,59 @@ pub(super) struct BertFamily {
     padding: Option<u64>,
     /// Head layers: the one before the labels, and the labels.
     head: [&'static str; 2],
+    /// Activation of the head.
+    head_activation: HeadActivation,
+    /// Keys with other names in this family: (usual name, name here).
+    keys: &'static [(&'static str, &'static str)],
+    /// Parts of tensor names that differ from BERT's: (BERT's, here).
+    tensors: &'static [(&'static str, &'static str)],
+    /// Whether there are token types.
+    token_types: bool,
+    /// Default of `embedding_size`, which must equal `hidden_size`, if the family has the key.
+    embedding_size: Option<u64>,
 }
 
 /// Families with BERT's layers.
 pub(super) const ROWS: &[BertFamily] = &[
-    BertFamily { name: "bert", prefix: "bert.", padding: None, head: ["bert.pooler.dense", "classifier"] },
+    BertFamily { name: "bert", prefix: "bert.", padding: None, head: ["bert.pooler.dense", "classifier"], ..ROBERTA },
     BertFamily { name: "roberta", ..ROBERTA },
     BertFamily { name: "xlm-roberta", ..ROBERTA },
+    BertFamily { name: "camembert", ..ROBERTA },
+    BertFamily {
+        name: "distilbert",
+        prefix: "distilbert.",
+        padding: None,
+        head: ["pre_classifier", "classifier"],
+        head_activation: HeadActivation::Relu,
+        keys: &[
+            ("hidden_act", "activation"),
+            ("hidden_size", "dim"),
+            ("intermediate_size", "hidden_dim"),
+            ("num_attention_heads", "n_heads"),
+            ("num_hidden_layers", "n_layers"),
+        ],
+        tensors: &[
+            ("encoder.layer", "transformer.layer"),
+            ("attention.self.query", "attention.q_lin"),
+            ("attention.self.key", "attention.k_lin"),
+            ("attention.self.value", "attention.v_lin"),
+            ("attention.output.dense", "attention.out_lin"),
+            ("attention.output.LayerNorm", "sa_layer_norm"),
+            ("intermediate.dense", "ffn.lin1"),
+            ("output.dense", "ffn.lin2"),
+            ("output.LayerNorm", "output_layer_norm"),
+        ],
+        token_types: false,
+        ..ROBERTA
+    },
+    BertFamily {
+        name: "electra",
+        prefix: "electra.",
+        padding: None,
+        head_activation: HeadActivation::Hidden(Activation::Gelu),
+        embedding_size: Some(128),
+        ..ROBERTA
+    },
 ];
 
 /// Row for GGUF files, which have no unused rows of positions and one set of head names.
@@ -57,6 +103,11 @@ const ROBERTA: BertFamily = BertFamily {
     prefix: "roberta.",
     padding: Some(1),
     head: ["classifier.dense", "classifier.out_proj"],
+    head_activation: HeadActivation::Tanh,
+    keys: &[],
+    tensors: &[],
+    token_types: true,
+    embedding_size: None,
 };
 
 /// Neutral keys: of training, and of absent heads.
@@ -64,6 +115,7 @@ pub(super) const NEUTRAL: &[&str] = &[
     "attention_probs_dropout_prob",
     "classifier_dropout",
     "directionality",
+    "dropout",
     "gradient_checkpointing",
     "hidden_dropout_prob",
     "id2label",
@@ -73,8 +125,17 @@ pub(super) const NEUTRAL: &[&str] = &[
     "pooler_num_fc_layers",
     "pooler_size_per_head",
     "pooler_type",
+    "qa_dropout",
     "sbert_ce_default_activation_function",
     "sentence_transformers",
+    "seq_classif_dropout",
+    // positions are stored in either form
+    "sinusoidal_pos_embds",
+    "summary_activation",
+    "summary_last_dropout",
+    "summary_type",
+    "summary_use_proj",
+    "tie_weights_",
     "tie_word_embeddings",
 ];
 
@@ -117,15 +178,21 @@ impl BertConfig {
             return Err(keys.value("layer_norm_eps", "between 0 and 1"));
         }
         let padding = keys.u64("pad_token_id")?;
+        let hidden_size = keys.size("hidden_size")?;
+        if let Some(default) = row.embedding_size
+            && or("embedding_size", default)? != hidden_size
+        {
+            return Err(keys.value("embedding_size", &format!("{hidden_size}, as hidden_size")));
+        }
         let config = BertConfig {
-            hidden_size: keys.size("hidden_size")?,
+            hidden_size,
             intermediate_size: keys.size("intermediate_size")?,
             num_hidden_layers: keys.size("num_hidden_layers")? as usize,
             num_attention_heads: keys.size("num_attention_heads")?,
             vocab_size: keys.size("vocab_size")?,
             max_position_embeddings: keys.size("max_position_embeddings")?,
             first_position: row.padding.map_or(0, |default| padding.unwrap_or(default).saturating_add(1)),
-            type_vocab_size: or("type_vocab_size", 2)?,
+            type_vocab_size: if row.token_types { or("type_vocab_size", 2)? } else { 0 },
             layer_norm_eps,
             activation,
         };
@@ -150,14 +217,14 @@ pub(super) fn open(
     ledger: &mut Ledger<'_>,
     acknowledged: &[String],
 ) -> Result<Encoder> {
-    let keys = Keys::new(place, "", config);
+    let keys = Keys::new(place, "", config).named(row.keys);
     let config = BertConfig::read(&keys, row)?;
     let purpose = purpose(&keys, Pooling::Cls)?;
     // read above; independent of the number of labels
     keys.accept("num_labels");
     keys.finish(row.name, &[NEUTRAL_KEYS, NEUTRAL].concat(), acknowledged)?;
     let naming = EncoderNaming::of(ledger, "embeddings.word_embeddings", row.prefix);
-    Tensors { ledger, config: &config, naming }.encoder(row, purpose)
+    Tensors { ledger, config: &config, naming, row }.encoder(purpose)
 }
 
 /// Weights of a source, taken from its ledger.
@@ -165,27 +232,32 @@ struct Tensors<'a, 'b> {
     ledger: &'a mut Ledger<'b>,
     config: &'a BertConfig,
     naming: EncoderNaming,
+    row: &'static BertFamily,
 }
 
 impl Tensors<'_, '_> {
-    fn encoder(mut self, row: &BertFamily, purpose: Purpose) -> Result<Encoder> {
-        let config = self.config;
+    fn encoder(mut self, purpose: Purpose) -> Result<Encoder> {
+        let (config, row) = (self.config, self.row);
         let hidden = config.hidden_size;
         let embedding = self.table("word_embeddings", config.vocab_size, "vocab_size, hidden_size")?;
         let positions = self.table("position_embeddings", config.max_position_embeddings, "max_position_embeddings")?;
         let positions = positions.slice(config.first_position..config.max_position_embeddings)?;
-        // DistilBERT has none
-        let token_types = (matches!(self.naming, EncoderNaming::HuggingFace(_))
-            || self.ledger.has("token_types.weight"))
-        .then(|| self.table("token_type_embeddings", config.type_vocab_size, "type_vocab_size, hidden_size"))
-        .transpose()?;
+        // GGUF files of DistilBERT have none
+        let token_types = match self.naming {
+            EncoderNaming::HuggingFace(_) => row.token_types,
+            EncoderNaming::Gguf => self.ledger.has("token_types.weight"),
+        };
+        let token_types = token_types
+            .then(|| self.table("token_type_embeddings", config.type_vocab_size, "type_vocab_size, hidden_size"))
+            .transpose()?;
         let head = match &purpose {
             Purpose::SequenceClassification(classification) => {
                 Some(self.head(row.head, classification.labels.len() as u64)?)
             }
             _ => {
                 let pooler = self.naming.name("pooler.*");
-                ignore_heads(self.ledger, &[pooler.as_str(), "cls.*", "lm_head.*"]);
+                let heads = ["cls.*", "lm_head.*", "vocab_*", "discriminator_predictions.*", "generator_*"];
+                ignore_heads(self.ledger, &[&[pooler.as_str()], &heads[..]].concat());
                 None
             }
         };
@@ -266,7 +338,19 @@ impl Tensors<'_, '_> {
         let dense = self.linear(dense, "dense", Role::LmHead, [hidden, hidden], "hidden_size, hidden_size")?;
         let output = self.linear(output, "score", Role::LmHead, [labels, hidden], "labels of id2label, hidden_size")?;
         self.naming = naming;
-        Ok(Head { dense, activation: None, norm: None, output })
+        Ok(Head { dense, activation: self.row.head_activation, norm: None, output })
+    }
+
+    /// Name of a tensor in the file, without `.weight` or `.bias`.
+    fn name(&self, tensor: &str) -> String {
+        let renamed = |name: String| match self.row.tensors.iter().find(|(own, _)| name.ends_with(own)) {
+            Some((own, here)) => format!("{}{here}", name.strip_suffix(own).unwrap_or_default()),
+            None => name,
+        };
+        match (tensor.strip_prefix("encoder.layer."), self.row.tensors.first()) {
+            (Some(rest), Some((_, layers))) => self.naming.name(&renamed(format!("{layers}.{rest}"))),
+            _ => self.naming.name(tensor),
+        }
     }
 
     fn table(&mut self, name: &str, rows: u64, because: &str) -> Result<SourceWeight> {
@@ -275,7 +359,7 @@ impl Tensors<'_, '_> {
     }
 
     fn norm(&mut self, tensor: &str, name: &'static str) -> Result<Norm> {
-        let tensor = self.naming.name(tensor);
+        let tensor = self.name(tensor);
         // the first files have TensorFlow's names
         let [gain, bias] = match self.ledger.has(&format!("{tensor}.gamma")) {
             true => ["gamma", "beta"],
@@ -295,7 +379,7 @@ impl Tensors<'_, '_> {
         shape: [u64; 2],
         because: &str,
     ) -> Result<Linear> {
-        let tensor = self.naming.name(tensor);
+        let tensor = self.name(tensor);
         let weight = take(self.ledger, &format!("{tensor}.weight"), &shape, because)?;
         let bias = Some(take(self.ledger, &format!("{tensor}.bias"), &shape[..1], because)?);
         Ok(Linear { name, role, weight, bias })

@@ -10,13 +10,25 @@ use crate::decoder::Ports;
 use crate::row::Activation;
 use anec_base::Result;
 use anec_bundle::PortRole;
+use anec_mil::Constant;
+
+/// Activation of a head's dense layer.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum HeadActivation {
+    /// Hyperbolic tangent.
+    Tanh,
+    /// `max(x, 0)`
+    Relu,
+    /// An activation of hidden states.
+    Hidden(Activation),
+}
 
 /// Weights of the head.
 pub(super) struct Head {
     /// Layer before the labels.
     pub(super) dense: Linear,
-    /// Activation of the dense layer; tanh if `None`.
-    pub(super) activation: Option<Activation>,
+    /// Activation of the dense layer.
+    pub(super) activation: HeadActivation,
     /// Norm of the dense layer's output.
     pub(super) norm: Option<Norm>,
     /// Output projection with a row for each label.
@@ -30,8 +42,9 @@ impl Head {
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(width));
         let dense = linear(g, hidden, &self.dense);
         let mut thought = match self.activation {
-            None => g.ops.tanh(dense),
-            Some(activation) => activate(g, dense, activation),
+            HeadActivation::Tanh => g.ops.tanh(dense),
+            HeadActivation::Relu => g.ops.maximum(dense, Constant::fp16(0.0)),
+            HeadActivation::Hidden(activation) => activate(g, dense, activation),
         };
         if let Some(norm) = &self.norm {
             thought = rms_norm(g, thought, norm, 1);

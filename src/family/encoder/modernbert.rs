@@ -11,7 +11,7 @@
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
-use super::head::Head;
+use super::head::{Head, HeadActivation};
 use super::naming::EncoderNaming;
 use super::{Encoder, EncoderLayer, ignore_heads, purpose};
 use crate::blocks::banded_attention::BandedAttention;
@@ -287,7 +287,7 @@ impl Tensors<'_, '_> {
         let norm = self.norm("head.norm", "norm")?;
         let output = self.linear("classifier", "score", Role::LmHead, [labels, hidden], true)?;
         self.naming = naming;
-        Ok(Head { dense, activation: Some(config.classifier_activation), norm: Some(norm), output })
+        Ok(Head { dense, activation: HeadActivation::Hidden(config.classifier_activation), norm: Some(norm), output })
     }
 
     fn norm(&mut self, tensor: &str, name: &'static str) -> Result<Norm> {
