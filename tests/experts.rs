@@ -201,8 +201,8 @@ fn forms_of_experts_differ_in_what_a_token_reads() {
     let saved = bytes(ExpertsForm::Packed) - bytes(ExpertsForm::Routed);
     assert!(saved.abs_diff(idle) < 20_000_000, "{saved} {idle}");
 
-    // a limit that no layer stays under: its experts are divided
-    for (experts, packages, functions) in [(ExpertsForm::Split, 3, 3), (ExpertsForm::Routed, 3, 16)] {
+    // a limit that no layer stays under: its experts are divided, with functions for calls of 1 and of 16 tokens
+    for (experts, packages, functions) in [(ExpertsForm::Split, 3, 6), (ExpertsForm::Routed, 3, 32)] {
         let mut manifest = Manifest { experts, ..manifest.clone() };
         manifest.shards.max_mb = 80.0;
         let plan = ConvertPlan::new(&manifest, &*model).unwrap();

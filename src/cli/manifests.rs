@@ -19,11 +19,13 @@ pub struct ManifestsArgs {
 
 impl ManifestsArgs {
     pub(super) fn run(self) -> Result<u8> {
-        let read = |b: &builtin::Builtin| Manifest::from_yaml(b.text, b.name, &[]).map(|manifest| (b.name, manifest));
+        let read =
+            |b: &'static builtin::Builtin| Manifest::from_yaml(b.text, b.name, &[]).map(|manifest| (b, manifest));
         let Some(name) = self.name else {
             let all = builtin::all().iter().map(read).collect::<Result<Vec<_>, _>>()?;
             if self.json {
-                print_json(&all.iter().map(|(name, m)| json!({"name": name, "manifest": m})).collect::<Vec<_>>());
+                let row = |(b, m): &(&builtin::Builtin, Manifest)| json!({"name": b.name, "manifest": m, "doubted": b.doubted().collect::<Vec<_>>()});
+                print_json(&all.iter().map(row).collect::<Vec<_>>());
             } else {
                 print(&report::manifests(&all));
             }

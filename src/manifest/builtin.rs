@@ -20,6 +20,12 @@ impl Builtin {
         let line = self.text.lines().find_map(|line| line.strip_prefix("source:"));
         line.unwrap_or_default().trim()
     }
+
+    /// Rules of the Neural Engine that advise against the manifest's default form (`# doubted: RULE, RULE`).
+    pub fn doubted(&self) -> impl Iterator<Item = &'static str> {
+        let line = self.text.lines().find_map(|line| line.strip_prefix("# doubted:"));
+        line.unwrap_or_default().split(',').map(str::trim).filter(|rule| !rule.is_empty())
+    }
 }
 
 macro_rules! builtin {

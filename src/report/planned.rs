@@ -8,6 +8,7 @@ use super::{bytes, counted};
 use anec_bundle::TokenCount;
 use anec_convert::{ConvertPlan, Estimate, FormEstimate};
 use anec_family::{FamilyFacts, FunctionRequest};
+use anec_manifest::builtin::Builtin;
 use anec_manifest::{Manifest, Quant, Transform, WeightFormat};
 
 /// Formats the result of `anec plan`; `forms` are the estimates of all forms of experts.
@@ -140,11 +141,15 @@ pub fn plan_json(
 }
 
 /// Formats the result of `anec manifests`.
-pub fn manifests(all: &[(&str, Manifest)]) -> String {
+pub fn manifests(all: &[(&Builtin, Manifest)]) -> String {
     let or_dash = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".into());
-    let rows = all.iter().map(|(name, m)| {
+    let rows = all.iter().map(|(builtin, m)| {
         let contexts = m.context.all().iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
-        vec![(*name).to_owned(), or_dash(&m.family), or_dash(&m.source), contexts]
+        let doubted = builtin.doubted().collect::<Vec<_>>().join(", ");
+        vec![builtin.name.to_owned(), or_dash(&m.family), or_dash(&m.source), contexts, doubted]
     });
-    table(&["name", "family", "source", ">context"], rows)
+    let table = table(&["name", "family", "source", ">context", "doubted"], rows);
+    format!(
+        "{table}\ndoubted: rules that advise against the default form; `anec explain RULE` shows them, `--for CHIP` avoids them\n"
+    )
 }
