@@ -43,7 +43,7 @@ impl Small {
                 config = config["text_config"].as_object().unwrap().clone();
             }
             let mut newest = config.clone();
-            let names = row(family).key_names.iter().chain(&[("_sliding_window_pattern", "sliding_window_pattern")]);
+            let names = row(family).names.keys.iter().chain(&[("_sliding_window_pattern", "sliding_window_pattern")]);
             for (modern, older) in names {
                 if let Some(value) = newest.remove(*older) {
                     let name = if class.contains_key(*older) { older } else { modern };
@@ -57,7 +57,7 @@ impl Small {
             windowed
                 .extend([("layer_types", json!(null)), ("max_window_layers", json!(1))].map(|(k, v)| (k.into(), v)));
             let mut variants = vec![config, newest];
-            let refuses_windows = row(family).inert_keys.contains(&("use_sliding_window", "0"));
+            let refuses_windows = row(family).names.inert_keys.contains(&("use_sliding_window", "0"));
             if class.contains_key("use_sliding_window") && !refuses_windows {
                 variants.push(windowed);
             }
@@ -104,7 +104,7 @@ impl Small {
     fn neutral(&self) -> BTreeSet<&'static str> {
         let own = match encoder_families().find(|(name, _)| *name == self.family) {
             Some((_, neutral)) => neutral,
-            None => row(&self.family).neutral_keys,
+            None => row(&self.family).names.neutral_keys,
         };
         NEUTRAL_KEYS.iter().chain(own).copied().collect()
     }

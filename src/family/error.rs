@@ -84,7 +84,7 @@ pub enum FamilyError {
     },
     /// fp16 can't hold a norm's epsilon in the requested form.
     #[error(
-        "`norm: {form}`: the norms' epsilon, times the square of the hidden states' scale, is {eps:e}, too small for fp16"
+        "`norm: {form}`: the norms' epsilon, times the square of the hidden states' scale, is {eps:e}, which fp16 doesn't hold"
     )]
     Epsilon {
         /// Form of norms.
