@@ -1,8 +1,8 @@
-//! The command line. One file for each verb: parse, call, print.
+//! The command line: one file for each verb, which parses arguments, calls the library and prints.
 //!
-//! The result goes to stdout, as text or with `--json` as JSON; progress, notes and errors go to stderr. Exit codes:
-//! 0 done (all asked-for gates passed), 1 a gate failed, 2 usage or manifest error, 3 a gate could not be run here,
-//! 4 source unreadable or unsupported, 5 a needed tool or platform is missing.
+//! Results go to stdout, as text or with `--json` as JSON; progress, notes and errors go to stderr. Exit codes:
+//! 0 success (all requested gates passed), 1 a gate failed, 2 usage or manifest error, 3 a gate could not run here,
+//! 4 source unreadable or unsupported, 5 a required tool or platform is missing.
 
 mod bench;
 mod bisect;
@@ -51,22 +51,22 @@ use clap::{Parser, Subcommand};
 use anec::base::{Error, FileError, Result};
 use usage::ThreadError;
 
-/// Turns language models into Core ML programs for Apple's Neural Engine, proves what it made, and runs it.
+/// Convert language models to Core ML for Apple's Neural Engine, verify the result, and run it
 #[derive(Debug, Parser)]
 #[command(name = "anec", version, max_term_width = 110, disable_help_subcommand = true)]
 pub struct Cli {
     #[command(subcommand)]
     verb: Verb,
-    /// Threads that compute [default: one for each processor]
+    /// Number of compute threads [default: number of processors]
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 }
 
 impl Cli {
-    /// Does what was asked; gives the exit code.
+    /// Runs the verb and returns the exit code.
     fn run(self) -> Result<u8> {
         if let Some(threads) = self.threads {
-            // the executor takes as many as rayon has
+            // the executor uses rayon's global pool
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.into());
             pool.build_global().map_err(std::io::Error::other).map_err(ThreadError)?;
         }
@@ -76,72 +76,72 @@ impl Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Converts weights into a bundle of Core ML packages
+    /// Convert a model to Core ML packages
     Convert(convert::ConvertArgs),
-    /// Proves what a bundle is: form, agreement with a golden, placement
+    /// Verify a bundle: structure, numerics, parity with a golden, residency
     Validate(validate::ValidateArgs),
-    /// Finds the op behind a failure: the smallest piece of a program that fails
+    /// Find the op behind a failure: reduce a program to the smallest part that fails
     Bisect(bisect::BisectArgs),
-    /// Continues a prompt
+    /// Generate text from a prompt
     Run(run::RunArgs),
-    /// Talks with a model
+    /// Chat with a model in the terminal
     Chat(chat::ChatArgs),
-    /// Measures how fast a bundle runs
+    /// Measure the speed and memory of a bundle
     Bench(bench::BenchArgs),
-    /// Answers requests over HTTP (OpenAI's API) or as JSON lines
+    /// Serve a model over HTTP (OpenAI's API) or as JSON lines
     Serve(serve::ServeArgs),
-    /// Computes the logits after every token
+    /// Compute the logits of every position
     Logits(logits::LogitsArgs),
-    /// Labels the tokens of a text, or the whole of it
+    /// Classify the tokens of a text, or the whole text
     Classify(classify::ClassifyArgs),
-    /// Gives texts vectors
+    /// Compute text embeddings
     Embed(embed::EmbedArgs),
-    /// Takes private spans out of a text of any length
+    /// Redact private spans in a text of any length
     Redact(redact::RedactArgs),
-    /// Measures how well a bundle predicts a text
+    /// Measure the perplexity of a bundle on a text
     Perplexity(perplexity::PerplexityArgs),
-    /// Computes a golden from a source's own weights
+    /// Compute a golden from the source's own weights
     Golden(golden::GoldenArgs),
-    /// Converts, checks and runs a small model that is part of anec
+    /// Convert, verify and run a small built-in model
     Demo(demo::DemoArgs),
-    /// Shows what a conversion would emit, without reading weights
+    /// Preview a conversion without reading weights
     Plan(plan::PlanArgs),
-    /// Measures what number formats cost, role by role and layer by layer, and chooses them under a budget
+    /// Measure the cost of number formats by role and layer, and choose formats under a budget
     Quant(quant::QuantArgs),
-    /// Shows what is in a source, a package or a bundle
+    /// Show the contents of a source, a package or a bundle
     Inspect(inspect::InspectArgs),
-    /// Lists the bundles that were made for `anec run hf:owner/name` and its like
+    /// List cached bundles
     Ls(cache::ListArgs),
-    /// Removes them
+    /// Remove cached bundles
     Rm(cache::RemoveArgs),
-    /// Compiles the packages of a bundle (on a Mac)
+    /// Compile the packages of a bundle (on a Mac)
     Compile(compile::CompileArgs),
-    /// Uploads a bundle to the Hugging Face hub, with a model card
+    /// Upload a bundle to the Hugging Face hub, with a model card
     Push(share::PushArgs),
-    /// Downloads a bundle from the Hugging Face hub
+    /// Download a bundle from the Hugging Face hub
     Pull(share::PullArgs),
-    /// Writes a bundle in the layout of other runtimes
+    /// Export a bundle in the layout of another runtime
     Export(export::ExportArgs),
-    /// Packs a bundle into one reproducible zip file
+    /// Pack a bundle into one reproducible zip file
     Pack(pack::PackArgs),
-    /// Unpacks a bundle
+    /// Unpack a bundle
     Unpack(pack::UnpackArgs),
-    /// Explains a rule, an error code or an exit code
+    /// Explain a rule, an error code or an exit code
     Explain(explain::ExplainArgs),
-    /// Says what this machine can do, and what is missing for the rest
+    /// Show what this machine can do and what is missing
     Doctor(doctor::DoctorArgs),
-    /// Prints what completes anec's commands in a shell
+    /// Print shell completions
     Completions(completions::CompletionsArgs),
-    /// Writes the manual pages
+    /// Write manual pages
     Man(completions::ManArgs),
-    /// Prints the JSON Schema of a file that anec reads or writes
+    /// Print the JSON Schema of a file that anec reads or writes
     Schema(schema::SchemaArgs),
-    /// Lists the built-in manifests, or prints one
+    /// List the built-in manifests, or print one
     Manifests(manifests::ManifestsArgs),
 }
 
 impl Verb {
-    /// Does it; gives the exit code.
+    /// Runs the verb and returns the exit code.
     fn run(self) -> Result<u8> {
         match self {
             Verb::Convert(args) => args.run(),
@@ -181,10 +181,10 @@ impl Verb {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    // a file that becomes larger than its limit is then an error of writing it, not the end of this process
+    // with a handler, a file that reaches its size limit is a write error instead of the end of this process
     #[cfg(unix)]
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, std::sync::Arc::default());
-    // what the libraries need; a system that gives none is better told here than by a panic in them
+    // the libraries need threads: report a system that refuses them here, before a library panics
     let threads = std::thread::Builder::new().spawn(|| ()).map(|thread| thread.join().is_ok());
     let run = || -> Result<u8> {
         threads.map_err(ThreadError)?;
@@ -199,15 +199,15 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Bytes of a text that a user names, at most.
-const MOST_TEXT: u64 = 64 << 20;
+/// Largest size in bytes of a text file.
+const MAX_TEXT_BYTES: u64 = 64 << 20;
 
-/// What stdout refused first.
-static REFUSED: OnceLock<std::io::Error> = OnceLock::new();
+/// First error from writing to stdout.
+static STDOUT_ERROR: OnceLock<std::io::Error> = OnceLock::new();
 
-/// The exit code, unless a part of the result didn't reach stdout.
+/// Returns the exit code, or the first error from writing to stdout.
 fn written(code: u8) -> Result<u8> {
-    match REFUSED.get() {
+    match STDOUT_ERROR.get() {
         None => Ok(code),
         Some(error) => {
             let error = error.raw_os_error().map_or_else(|| error.kind().into(), std::io::Error::from_raw_os_error);
@@ -216,13 +216,13 @@ fn written(code: u8) -> Result<u8> {
     }
 }
 
-/// An error as the user sees it: what, because of what, and what to do.
+/// Formats an error for the user: message, causes, help.
 fn explain(error: &Error) -> String {
     let mut text = format!("error: {error}\n");
     let mut seen = error.to_string();
     let mut cause = std::error::Error::source(error.inner());
     while let Some(inner) = cause {
-        // many messages end with their cause; then it isn't repeated
+        // many messages end with their cause; don't repeat it
         let message = inner.to_string();
         if !seen.contains(&message) {
             text.push_str(&format!("  caused by: {message}\n"));
@@ -242,8 +242,7 @@ fn print(text: &str) {
     put(&format!("{}{end}", visible(text)));
 }
 
-/// A text whose control characters are seen and not obeyed: names in a source are its author's, and a terminal does what
-/// an escape sequence says.
+/// Escapes control characters: names in a source are untrusted, and a terminal executes escape sequences.
 fn visible(text: &str) -> Cow<'_, str> {
     let hidden = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
     if !text.contains(hidden) {
@@ -253,15 +252,15 @@ fn visible(text: &str) -> Cow<'_, str> {
     text.chars().map(show).collect::<String>().into()
 }
 
-/// Writes a piece of the result to stdout; gives whether anybody still reads it. A reader that went away (`anec … | head`) is
-/// no error; all else that stdout refuses is told when the verb has ended.
+/// Writes a part of the result to stdout; returns whether to continue. A closed pipe (`anec … | head`) is no error;
+/// any other error is reported after the verb ends.
 fn put(text: &str) -> bool {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => true,
         Err(error) => {
             if error.kind() != ErrorKind::BrokenPipe {
-                let _ = REFUSED.set(error);
+                let _ = STDOUT_ERROR.set(error);
             }
             false
         }
@@ -270,9 +269,9 @@ fn put(text: &str) -> bool {
 
 /// Prints a result as JSON.
 fn print_json(value: &impl serde::Serialize) {
-    // values here are plain data; none can fail to become JSON
+    // plain data always serializes
     let text = serde_json::to_string_pretty(value).unwrap_or_default();
-    // JSON leaves the control characters above ASCII as they are
+    // JSON doesn't escape control characters above ASCII
     let hidden = |c: char| c.is_control() && !c.is_ascii_control() || c == '\u{7f}';
     put(&text.chars().fold(String::new(), |mut shown, c| {
         if hidden(c) {

@@ -537,8 +537,8 @@ fn commands_and_manifests_that_make_no_sense() {
         ("packages too small for a layer", &["--manifest", "demo", "--set", "shards.max_mb=0.1"]),
         ("layers that the model doesn't have", &["--manifest", "demo", "--set", "shards.layers=[[0, 2], [2, 5]]"]),
         ("more pieces than rows", &["--manifest", "demo", "--set", "lm_head.split=4000"]),
-        ("jobs that aren't a number", &["--jobs", "many"]),
-        ("no jobs", &["--jobs", "0"]),
+        ("threads that aren't a number", &["--threads", "many"]),
+        ("no threads", &["--threads", "0"]),
         ("an unknown option", &["--manifst", "demo"]),
     ] {
         transcript.refused(what, folder.path(), convert(folder.path()).args(arguments));
@@ -667,7 +667,7 @@ fn a_disk_that_is_full() {
         let mut command = in_own_mounts(&script);
         command.args([env!("CARGO_BIN_EXE_anec"), "convert", "--manifest", "demo"]);
         // with several threads, any of the files that are written at once can be the first for which there is no room
-        command.args(["--jobs", "1", "--out"]).arg(disk.join("out"));
+        command.args(["--threads", "1", "--out"]).arg(disk.join("out"));
         transcript.refused(what, folder.path(), command.current_dir(env!("CARGO_MANIFEST_DIR")));
     }
     // sizes that depend on the page and the number of weights
@@ -704,5 +704,5 @@ fn a_cache_that_cant_be_written_to_is_named_with_what_to_set() {
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(5), "{said}");
-    assert!(said.contains("can't be written to") && said.contains("set ANEC_CACHE"), "{said}");
+    assert!(said.contains("can't write to") && said.contains("set ANEC_CACHE"), "{said}");
 }

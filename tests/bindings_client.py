@@ -151,7 +151,7 @@ if others:
     assert [len(vector) for vector in vectors] == [embedder.info().dimensions] * 2
     with tempfile.TemporaryDirectory() as room:
         path = os.path.join(room, "v.safetensors")
-        run("embed", others[0], "--text", words[0], "--text", words[1], "--out", path)
+        run("embed", others[0], "--prompt", words[0], "--prompt", words[1], "--out", path)
         with open(path, "rb") as file:
             header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
             [start, end] = header["embedding"]["data_offsets"]

@@ -129,7 +129,7 @@ fn a_budget_decides_formats_by_layers_and_the_manifest_says_them() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/model");
     let quant = || {
         let run = std::process::Command::new(env!("CARGO_BIN_EXE_anec"))
-            .args(["quant", "--source", demo.to_str().unwrap(), "--weights", "int8,palette4", "--tokens", "24"])
+            .args(["quant", "--source", demo.to_str().unwrap(), "--weights", "int8,palette4", "--max-tokens", "24"])
             .args(["--plan", "bits=6", "--out", "plan.yaml", "--svg", "plan.svg", "--json"])
             .current_dir(folder.path())
             .output()
@@ -169,7 +169,7 @@ fn a_budget_decides_formats_by_layers_and_the_manifest_says_them() {
 
     let asked = |plan: &str| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_anec"));
-        command.args(["quant", "--source", demo.to_str().unwrap(), "--weights", "int8,palette4", "--tokens", "24"]);
+        command.args(["quant", "--source", demo.to_str().unwrap(), "--weights", "int8,palette4", "--max-tokens", "24"]);
         command.args(["--plan", plan, "--json"]).current_dir(folder.path()).output().unwrap()
     };
     // a model may lose so much: the more, the fewer bits

@@ -14,7 +14,7 @@ fn what_a_search_finds_converts_and_passes_the_gates() {
     assert!(stdout.contains("predicted for m5") && stdout.contains("predicted for a17-pro"), "{stdout}");
     // a file that is there is somebody's
     let (code, _, stderr) = run(&["plan", "-m", "demo", "--search", "--for", "m5", "--out", file]);
-    assert_eq!((code, stderr.contains("is there already")), (2, true), "{stderr}");
+    assert_eq!((code, stderr.contains("already exists")), (2, true), "{stderr}");
     let (code, _, stderr) = run(&["convert", "-m", file, "--out", bundle]);
     assert_eq!(code, 0, "{stderr}");
     let gates = ["--structure", "--numerics", "--parity", "--golden", "demo/golden.safetensors", "--allow-unproven"];

@@ -72,8 +72,8 @@ fn the_demo_model_becomes_a_bundle() {
 fn the_same_command_gives_the_same_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let [a, b] = ["a", "b"].map(|name| folder.path().join(name));
-    assert_eq!(convert_demo(&a, &["--jobs", "1"]).0, 0);
-    assert_eq!(convert_demo(&b, &["--jobs", "7"]).0, 0);
+    assert_eq!(convert_demo(&a, &["--threads", "1"]).0, 0);
+    assert_eq!(convert_demo(&b, &["--threads", "7"]).0, 0);
     same(&a, &b);
 }
 

@@ -417,7 +417,7 @@ fn what_has_no_such_layer_says_so() {
     let (code, _, stderr) = run(&arguments);
     assert_eq!(code, 0, "{stderr}");
     let (code, _, stderr) = run(&["run", out.to_str().unwrap(), "--ids", "3,1", "--draft", "mtp"]);
-    assert!(code == 2 && stderr.contains("has no layer that guesses tokens"), "{stderr}");
+    assert!(code == 2 && stderr.contains("has no draft layer"), "{stderr}");
 }
 
 #[test]

@@ -215,19 +215,19 @@ fn texts_become_files_of_vectors() {
         SafeTensors::deserialize(&std::fs::read(&file).unwrap()).unwrap().tensor(name).unwrap().shape().to_vec()
     };
     // texts that are longer than the tokenizer's own truncation, and a text alone
-    assert_eq!(embed(&["--text", "the sea is singing to the seas", "--text", "sea"]).0, 0);
+    assert_eq!(embed(&["--prompt", "the sea is singing to the seas", "--prompt", "sea"]).0, 0);
     assert_eq!(shape("embedding"), [2, 24]);
     let both = Golden::read(&file).tensors.remove("embedding").unwrap();
-    assert_eq!(embed(&["--text", "sea"]).0, 0);
+    assert_eq!(embed(&["--prompt", "sea"]).0, 0);
     assert_eq!(shape("embedding"), [24]);
     assert_eq!(Golden::read(&file).tensors["embedding"], both[24..]);
     let tokenizer = Tokenizer::of(model.bundle(), model.folder()).unwrap();
     let text = tokenizer.encode_whole("sea", None, true).unwrap();
     assert_eq!(text, EncodedText { ids: vec![2, 59, 3], types: vec![0; 3] });
-    assert_eq!(embed(&["--tokens", "2,59,3", "--pooling", "none"]).0, 0);
+    assert_eq!(embed(&["--ids", "2,59,3", "--pooling", "none"]).0, 0);
     assert_eq!(shape("hidden"), [3, 24]);
     let states = &Golden::read(&file).tensors["hidden"];
-    assert_eq!(embed(&["--tokens", "2,59,3", "--pooling", "cls"]).0, 0);
+    assert_eq!(embed(&["--ids", "2,59,3", "--pooling", "cls"]).0, 0);
     assert!(cosine(&Golden::read(&file).tensors["embedding"], &states[..24]) > 0.999_999);
 
     let refused = |arguments: &[&str]| {
@@ -235,12 +235,12 @@ fn texts_become_files_of_vectors() {
         (code, stderr.lines().next().unwrap_or_default().to_owned())
     };
     let long = vec!["5"; 65].join(",");
-    let (code, error) = refused(&["embed", bundle_path, "--tokens", &long, "--out", file_path]);
+    let (code, error) = refused(&["embed", bundle_path, "--ids", &long, "--out", file_path]);
     assert_eq!((code, error.contains("65") && error.contains("64")), (2, true), "{error}");
-    let (_, _, stderr) = folder::run(&["embed", bundle_path, "--tokens", &long, "--out", file_path]);
+    let (_, _, stderr) = folder::run(&["embed", bundle_path, "--ids", &long, "--out", file_path]);
     assert!(stderr.contains("help: give a shorter text"), "{stderr}");
     // the longest text that fits, to the last token
-    assert_eq!(embed(&["--tokens", &vec!["5"; 64].join(",")]).0, 0);
+    assert_eq!(embed(&["--ids", &vec!["5"; 64].join(",")]).0, 0);
     let (code, error) = refused(&["run", bundle_path, "--prompt", "sea"]);
     assert_eq!(
         (code, error.ends_with("the model gives vectors of texts; it doesn't continue one")),
@@ -285,7 +285,7 @@ fn bundles_pass_the_gates() {
         let source = source.to_str().unwrap();
         let tokens = (0..30).map(|i| (i * i % 59 + 3).to_string()).collect::<Vec<_>>().join(",");
         let (code, stdout, stderr) =
-            folder::run(&["golden", "--source", source, "--tokens", &tokens, "--hidden", "--out", golden]);
+            folder::run(&["golden", "--source", source, "--ids", &tokens, "--hidden", "--out", golden]);
         assert_eq!(code, 0, "{case}: {stdout}{stderr}");
         let (code, stdout, stderr) = folder::run(&["validate", out, "--parity", "--golden", golden]);
         assert_eq!(code, 0, "{case}: {stdout}{stderr}");

@@ -127,7 +127,10 @@ fn a_package_ends_where_experts_are_left_out() {
     let sets = ["--set", "experts=routed", "--set", "shards.layers=[[0, 4]]"];
     let (code, _, stderr) = run(&[&["plan", "--source", folder], &sets[..]].concat());
     assert_eq!(code, 2);
-    assert!(stderr.contains("layers 0..4 go on after layer 2, whose experts are not in its package"), "{stderr}");
+    assert!(
+        stderr.contains("the package of layers 0..4 continues after layer 2, whose experts are in other packages"),
+        "{stderr}"
+    );
     assert!(stderr.contains("end a range of `shards.layers` with 3"), "{stderr}");
 }
 

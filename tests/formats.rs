@@ -107,7 +107,7 @@ fn converted(bundle: &Path, model: &str, sets: &[&str], half: bool) -> (Vec<f32>
     let out = bundle.with_extension("safetensors");
     let precision = if half { "f16" } else { "f32" };
     let (out_name, list) = (out.to_str().unwrap(), tokens.join(","));
-    let (code, _, stderr) = run(&["logits", name, "--tokens", &list, "--out", out_name, "--precision", precision]);
+    let (code, _, stderr) = run(&["logits", name, "--ids", &list, "--out", out_name, "--precision", precision]);
     assert_eq!(code, 0, "{model} {sets:?}: {stderr}");
     (logits(&out), json(&bundle.join("report.json")))
 }

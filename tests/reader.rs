@@ -155,8 +155,7 @@ fn a_runtime_of_the_books_words_runs_every_bundle() {
         let (mut tokens, ..) = logits(&repository(&source).join(case.golden));
         tokens.truncate(case.tokens.unwrap_or(tokens.len()));
         let list = tokens.iter().map(i32::to_string).collect::<Vec<_>>().join(",");
-        let (code, _, stderr) =
-            run(&["logits", bundle_name, "--tokens", &list, "--out", own_name, "--precision", "f32"]);
+        let (code, _, stderr) = run(&["logits", bundle_name, "--ids", &list, "--out", own_name, "--precision", "f32"]);
         assert_eq!(code, 0, "{} {:?}: {stderr}", case.model, case.changes);
         calls.push(json!({"bundle": bundle, "tokens": tokens, "chunk": case.chunk, "out": path(index, "read")}));
     }

@@ -282,7 +282,7 @@ fn classify_labels_tokens_and_agrees_with_redact() {
     let expected: Vec<&str> = solid.map(|span| span["label"].as_str().unwrap()).collect();
     let redacted = spans(text.as_bytes(), &[]);
     assert_eq!(redacted.iter().map(|(label, ..)| label.as_str()).collect::<Vec<_>>(), expected);
-    let (code, stdout, _) = folder::run(&["classify", bundle, "--tokens", "5,6,7"]);
+    let (code, stdout, _) = folder::run(&["classify", bundle, "--ids", "5,6,7"]);
     assert_eq!((code, stdout.lines().count()), (0, 4), "{stdout}");
 }
 

@@ -280,7 +280,7 @@ fn without_a_mac_placement_is_unproven_and_core_ml_is_missing() {
         &["validate", bundle, "--residency", "--plan-out", plan.to_str().unwrap()][..],
         &["validate", bundle, "--parity", "--golden", golden, "--backend", "coreml"],
         &["run", bundle, "--prompt", "It", "--backend", "coreml", "--compute-units", "cpu-only"],
-        &["logits", bundle, "--tokens", "1", "--out", plan.to_str().unwrap(), "--backend", "coreml"],
+        &["logits", bundle, "--ids", "1", "--out", plan.to_str().unwrap(), "--backend", "coreml"],
     ] {
         let (code, _, stderr) = run(words);
         assert_eq!(code, 5, "{words:?}: {stderr}");

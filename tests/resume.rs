@@ -37,7 +37,7 @@ impl Room {
     /// A conversion into `out`.
     fn convert(&self, out: &str, more: &[&str]) -> Command {
         let mut command = anec();
-        command.args(["convert", "--set", "name=model", "--jobs", "1", "--set", "context=32"]);
+        command.args(["convert", "--set", "name=model", "--threads", "1", "--set", "context=32"]);
         command.args(["--set", "shards.layers=[[0, 1], [1, 2]]"]).args(more);
         command.arg("--source").arg(self.at("model")).arg("--out").arg(self.at(out));
         command

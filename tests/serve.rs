@@ -655,7 +655,7 @@ fn perplexities_of_unlike_tokenizers_arent_compared() {
     let (code, _, stderr) = run(&["convert", "--manifest", "demo", "--no-compile", "--out", other.to_str().unwrap()]);
     assert_eq!(code, 0, "{stderr}");
     let [one, two] = [bundle(), &other].map(|path| path.to_str().unwrap());
-    let ask = || run(&["perplexity", one, "--against", two, "--positions", "32"]);
+    let ask = || run(&["perplexity", one, "--against", two, "--max-tokens", "32"]);
     let (code, _, stderr) = ask();
     assert_eq!(code, 0, "{stderr}");
     let tokenizer = "tests/fixtures/families/qwen2-tokenizer/tokenizer.json";

@@ -72,7 +72,7 @@ fn a_residual_stream_that_overflows_is_found_and_scaled() {
     // no loss but that of fp16
     let exact = ["--set", "quant.weights=none"];
     let plain = convert(&source, &room.path().join("plain"), &exact);
-    let (code, report) = validate(&plain, &["--numerics", "--positions", "40"]);
+    let (code, report) = validate(&plain, &["--numerics", "--max-tokens", "40"]);
     let failed = checks(&report, "failed");
     assert_eq!(code, 1, "{report:#}");
     // the layers before it are sound
@@ -85,7 +85,7 @@ fn a_residual_stream_that_overflows_is_found_and_scaled() {
 
     let scaled =
         convert(&source, &room.path().join("scaled"), &["--set", "numerics.scale=auto", "--set", "quant.weights=none"]);
-    let (code, report) = validate(&scaled, &["--numerics", "--parity", "--golden", golden, "--positions", "40"]);
+    let (code, report) = validate(&scaled, &["--numerics", "--parity", "--golden", golden, "--max-tokens", "40"]);
     assert_eq!(code, 0, "{:#?}", checks(&report, "failed"));
     let bundle = folder::json(&Path::new(&scaled).join("bundle.json"));
     let scale = bundle["manifest"]["numerics"]["scale"].as_f64().unwrap();
@@ -141,7 +141,7 @@ fn caught(defect: &str, bundle: &Path, caught: &mut String) {
             "demo/golden.safetensors",
             "--precision",
             "f32",
-            "--positions",
+            "--max-tokens",
             "24",
         ],
     );
@@ -558,7 +558,7 @@ fn an_epsilon_that_fp16_loses_is_caught() {
             op.inputs.insert("epsilon".into(), vec![nothing.clone()]);
         }
     });
-    let (code, report) = validate(broken.to_str().unwrap(), &["--numerics", "--positions", "16"]);
+    let (code, report) = validate(broken.to_str().unwrap(), &["--numerics", "--max-tokens", "16"]);
     assert_eq!(code, 1);
     let failed = checks(&report, "failed");
     assert!(failed[0].contains("every epsilon counts in half precision"), "{failed:#?}");
@@ -568,7 +568,7 @@ fn an_epsilon_that_fp16_loses_is_caught() {
     copy(Path::new("demo/model"), &source);
     edit_json(&source.join("config.json"), |config| config["rms_norm_eps"] = json!(1e-9));
     let accurate = convert(source.to_str().unwrap(), &room.path().join("accurate"), &["--set", "norm=naive"]);
-    assert_eq!(validate(&accurate, &["--numerics", "--positions", "16"]).0, 0);
+    assert_eq!(validate(&accurate, &["--numerics", "--max-tokens", "16"]).0, 0);
 }
 
 #[test]
@@ -641,7 +641,7 @@ fn reports_come_in_every_form() {
         demo().to_str().unwrap(),
         "--golden",
         "demo/golden.safetensors",
-        "--positions",
+        "--max-tokens",
         "24",
         "--forecast",
         "--structure",

@@ -237,7 +237,7 @@ fn wrong_requests_are_explained() {
             &["serve", "BUNDLE", "--socket", "ROOM/socket", "--api-key", "secret"],
             &["inspect", "BUNDLE", "--mil"],
             &["inspect", "demo/model", "--mil"],
-            &["logits", "BUNDLE", "--tokens", "1,2,3", "--chunk", "9", "--out", "ROOM/l"],
+            &["logits", "BUNDLE", "--ids", "1,2,3", "--chunk", "9", "--out", "ROOM/l"],
             &["validate", "ROOM"],
             &["validate", "BUNDLE", "--parity", "--golden", "ROOM/none"],
             &["inspect", "ROOM/none"],
@@ -312,7 +312,7 @@ fn logits_are_a_safetensors_file_and_chunks_do_not_matter() {
     let room = tempfile::tempdir().unwrap();
     let write = |name: &str, more: &[&str]| {
         let out = room.path().join(name);
-        let tokens = ["--tokens", "47,1024,880,259,580,12,283", "--out", out.to_str().unwrap()];
+        let tokens = ["--ids", "47,1024,880,259,580,12,283", "--out", out.to_str().unwrap()];
         let (code, _, stderr) = run(&[&["logits", bundle().to_str().unwrap()], &tokens[..], more].concat());
         assert_eq!(code, 0, "{stderr}");
         std::fs::read(out).unwrap()
@@ -402,7 +402,7 @@ fn doctor_converts_and_computes_what_is_known() {
         (r"anec [^ ]+ on .*", "anec [version] on [system], [cores], [space]"),
         (r"executor: .*, \d+ threads?", "executor: [processor], [threads]"),
         (r"cache: .*", "cache: [folder]"),
-        (r"least cosine 0\.999\d+, .* s\b", "least cosine [cosine], [time]"),
+        (r"cosine \(min\) 0\.999\d+, .* s\b", "cosine (min) [cosine], [time]"),
     ];
     let text = show(&["doctor"], Path::new("ROOM"));
     insta::with_settings!({

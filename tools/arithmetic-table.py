@@ -35,7 +35,7 @@ def simulated(anec, source, labels, form, room):
     done = subprocess.run(convert, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{source}, {form}: {done.stderr}")
-    validate = [anec, "validate", bundle, "--numerics", "--positions", "32", "--json", "-"]
+    validate = [anec, "validate", bundle, "--numerics", "--max-tokens", "32", "--json", "-"]
     report = json.loads(subprocess.run(validate, capture_output=True).stdout)
     (check,) = (c for gate in report["gates"] for c in gate["checks"] if c["subject"].endswith("simulated"))
     first = re.search(r"`(\w+)` of \S+ departs by ([^(]*?) first", check.get("detail") or "")

@@ -21,7 +21,7 @@ prompt() { # TOKENS
 }
 
 "$program" convert -m demo --no-compile -o "$room/demo.anec" >/dev/null 2>&1
-conversion=$(count convert -m demo -o "$room/again.anec" --set quant.granularity=per_channel --no-compile --jobs 1)
+conversion=$(count convert -m demo -o "$room/again.anec" --set quant.granularity=per_channel --no-compile --threads 1)
 few=$(prompt 8) many=$(prompt 200)
 python3 - "$conversion" $(((many - few) / 192)) <<'PY'
 import json, sys

@@ -1,8 +1,7 @@
-//! The cache of bundles that were made in passing: `anec run hf:owner/name` converts a model once and finds it again.
+//! Cache of converted bundles: `anec run hf:owner/name` converts a model once and finds it again.
 //!
-//! A bundle's name in the cache has a digest of all that decides it: where it is from, at which commit, by which manifest
-//! and version of anec. Beside each lies a record, `NAME.json`, which is written first, so that what was interrupted is
-//! known, too.
+//! A bundle's name in the cache contains a digest of everything that determines it: origin, commit, manifest and
+//! version of anec. A record, `NAME.json`, is written first, so that interrupted conversions are listed too.
 
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -18,70 +17,70 @@ use sha2::{Digest, Sha256};
 
 use crate::Converter;
 
-/// A cache of bundles.
+/// Cache of bundles.
 #[derive(Clone, Debug)]
 pub struct BundleCache(PathBuf);
 
-/// A bundle of the cache.
+/// Bundle in the cache.
 #[derive(Clone, Debug, Serialize)]
 pub struct CachedBundle {
-    /// Its name in the cache.
+    /// Name in the cache.
     pub name: String,
-    /// Its folder.
+    /// Bundle folder.
     pub folder: PathBuf,
-    /// Where it is from.
+    /// Record of its origin.
     #[serde(flatten)]
     pub record: CacheRecord,
-    /// Whether all of it is there.
+    /// Whether the bundle is complete.
     pub complete: bool,
-    /// Bytes that it takes, of what was begun, too.
+    /// Size in bytes, including incomplete parts.
     pub bytes: u64,
-    /// When it was used last, in seconds since 1970-01-01.
+    /// Time of the last use, in seconds since 1970-01-01.
     pub used: u64,
 }
 
-/// Where a bundle of the cache is from.
+/// Origin of a cached bundle.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheRecord {
-    /// What the user asked for: `hf:owner/name`.
+    /// Name that the user gave: `hf:owner/name`.
     pub origin: String,
-    /// The commit, or what else tells its content.
+    /// Commit, or another identifier of the content.
     pub revision: String,
-    /// The manifest by which it was converted; nothing for a bundle that was downloaded as one.
+    /// Manifest of the conversion; `None` for a downloaded bundle.
     pub manifest: Option<String>,
-    /// Version of anec that made it.
+    /// Version of anec that created it.
     pub anec_version: String,
-    /// When, in seconds since 1970-01-01.
+    /// Time of creation, in seconds since 1970-01-01.
     pub made: u64,
 }
 
-/// Why a cache can't be used.
+/// Errors of the cache.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CacheError {
-    /// Nobody says where it is.
+    /// No environment variable names the cache's folder.
     #[error("there is no folder for the cache: neither ANEC_CACHE nor XDG_CACHE_HOME nor HOME is set")]
     NoFolder,
-    /// Nothing can be put there.
-    #[error("the cache, {}, can't be written to: {error}", folder.display())]
+    /// Cache folder that can't be written to.
+    #[error("can't write to the cache {}: {error}", folder.display())]
     Unwritable {
-        /// The cache.
+        /// Cache folder.
         folder: PathBuf,
-        /// Why.
+        /// Error of the system.
         error: std::io::Error,
     },
-    /// Another process is writing a bundle.
-    #[error("{name} is being made by another process")]
+    /// Another process is writing the bundle.
+    #[error("{name} is being converted by another process")]
     Busy {
-        /// The bundle.
+        /// Bundle name.
         name: String,
     },
-    /// No bundle is called so.
-    #[error("the cache, {}, has no `{name}`", folder.display())]
+    /// No bundle has this name.
+    #[error("the cache {} has no bundle `{name}`", folder.display())]
     Unknown {
-        /// What was asked for.
+        /// Requested name.
         name: String,
-        /// The cache.
+        /// Cache folder.
         folder: PathBuf,
     },
 }
@@ -96,8 +95,8 @@ impl Diagnostic for CacheError {
 
     fn help(&self) -> Option<String> {
         let text = match self {
-            CacheError::NoFolder | CacheError::Unwritable { .. } => "set ANEC_CACHE to a folder that may be written to",
-            CacheError::Busy { .. } => "wait for it, or end that process",
+            CacheError::NoFolder | CacheError::Unwritable { .. } => "set ANEC_CACHE to a writable folder",
+            CacheError::Busy { .. } => "wait until it finishes, or end that process",
             CacheError::Unknown { .. } => "`anec ls` lists what is there",
         };
         Some(text.into())
@@ -105,10 +104,10 @@ impl Diagnostic for CacheError {
 }
 
 impl BundleCache {
-    /// The cache that the environment names: `ANEC_CACHE`, or `anec` in `XDG_CACHE_HOME`, or `~/.cache/anec`.
+    /// Opens the cache named by the environment: `ANEC_CACHE`, `XDG_CACHE_HOME/anec` or `~/.cache/anec`.
     ///
     /// # Errors
-    /// When it names none.
+    /// [`CacheError::NoFolder`] if none of the variables is set.
     pub fn from_env() -> Result<Self, CacheError> {
         let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let home = || variable("HOME").or_else(|| variable("USERPROFILE")).map(|home| home.join(".cache"));
@@ -116,12 +115,12 @@ impl BundleCache {
         variable("ANEC_CACHE").or_else(user).map(BundleCache).ok_or(CacheError::NoFolder)
     }
 
-    /// The cache in a folder.
+    /// Opens the cache in a folder.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         BundleCache(folder.into())
     }
 
-    /// Its folder.
+    /// Cache folder.
     pub fn folder(&self) -> &Path {
         &self.0
     }
@@ -130,12 +129,12 @@ impl BundleCache {
         self.0.join("bundles")
     }
 
-    /// The bundle of a model on the hub, `hf:owner/name[@revision][/file]`: of this commit, by the built-in manifest for it or
-    /// by defaults. What isn't here yet is converted, which may take a while and goes on where it was interrupted.
-    /// `progress` is told what happens.
+    /// Bundle of a model on the hub, `hf:owner/name[@revision][/file]`: of its current commit, with the built-in
+    /// manifest for it or with defaults. A missing bundle is converted, resuming an interrupted conversion; `progress`
+    /// receives the events.
     ///
     /// # Errors
-    /// When the hub has no such model, or it can't be converted.
+    /// If the hub has no such model, or it can't be converted.
     #[cfg(feature = "hub")]
     pub fn of_hub(&self, origin: &str, progress: &Progress) -> Result<PathBuf> {
         use anec_hub::{Hub, HubCache};
@@ -158,14 +157,10 @@ impl BundleCache {
                 let absent = error.is_absence();
                 return Err(SourceError::Hub { name: origin.to_owned(), problem: error.to_string(), absent }.into());
             }
-            // nobody answers: what was made of it before is the best that can be had
+            // the hub did not respond: use the cache
             _ => match self.newest(origin)? {
                 Some(known) => {
-                    progress.note(&format!(
-                        "the hub isn't asked or doesn't answer; {} is from {}",
-                        known.name,
-                        date(known.record.made)
-                    ));
+                    progress.note(&format!("the hub is offline; {} is from {}", known.name, date(known.record.made)));
                     return Ok(known.folder);
                 }
                 None => HubCache::from_env().commit(&location.repository, &location.revision),
@@ -183,10 +178,10 @@ impl BundleCache {
         self.converted(origin, &revision, manifest, &by, progress)
     }
 
-    /// The bundle that a manifest makes of its source at a revision. `by` says for people where the manifest is from.
+    /// Bundle of a manifest's source at a revision. `by` describes the manifest for messages.
     ///
     /// # Errors
-    /// When it can't be converted.
+    /// If the source can't be converted.
     pub fn converted(
         &self,
         origin: &str,
@@ -213,7 +208,7 @@ impl BundleCache {
         let begun = partial(&folder).exists();
         progress.note(&format!(
             "{} {origin} by {by}, once, into {}",
-            if begun { "going on to convert" } else { "converting" },
+            if begun { "resuming the conversion of" } else { "converting" },
             folder.display()
         ));
         self.write(&name, &record)?;
@@ -222,11 +217,11 @@ impl BundleCache {
         made.map(|_| folder)
     }
 
-    /// Puts the record in order after a bundle was made, or wasn't: it stays if there is something that it is about.
+    /// Updates the record after a conversion or download: it stays if a bundle or a part of one exists.
     pub(crate) fn settle(&self, name: &str, folder: &Path, record: &CacheRecord) -> Result<()> {
         let path = self.record_of(name);
         if self.has(folder) && !path.exists() {
-            // another process, which got nowhere, took it away
+            // another process that failed may have removed it
             return self.write(name, record);
         }
         if !folder.exists() && begun(folder, record).iter().all(|begun| !begun.exists()) {
@@ -235,7 +230,7 @@ impl BundleCache {
         Ok(())
     }
 
-    /// A name, and the folder of that name, for a bundle that these texts decide.
+    /// Name and folder of a bundle determined by these texts.
     pub(crate) fn place(&self, own: &str, decides: &[&str]) -> (String, PathBuf) {
         let mut hasher = Sha256::new();
         for text in decides {
@@ -247,12 +242,12 @@ impl BundleCache {
         (name, folder)
     }
 
-    /// Whether a bundle is there whole: it gets its folder when it is.
+    /// Returns whether a bundle is complete: only then its folder exists.
     pub(crate) fn has(&self, folder: &Path) -> bool {
         folder.join(anec_bundle::FILE_NAME).is_file()
     }
 
-    /// Writes where a bundle is from.
+    /// Writes the record of a bundle.
     pub(crate) fn write(&self, name: &str, record: &CacheRecord) -> Result<()> {
         let folder = self.bundles();
         std::fs::create_dir_all(&folder).map_err(FileError::of(&folder, "create"))?;
@@ -264,7 +259,7 @@ impl BundleCache {
         self.bundles().join(format!("{name}.json"))
     }
 
-    /// Remembers that a bundle was used now. A cache that can't be written to may still be read.
+    /// Marks a bundle as used now. Ignores errors, because a read-only cache is still useful.
     pub(crate) fn touch(&self, name: &str) {
         let _ = File::options()
             .append(true)
@@ -272,10 +267,10 @@ impl BundleCache {
             .and_then(|file| file.set_modified(SystemTime::now()));
     }
 
-    /// All that is in it, what was used last first.
+    /// All bundles, most recently used first.
     ///
     /// # Errors
-    /// When it can't be read.
+    /// If the cache can't be read.
     pub fn list(&self) -> Result<Vec<CachedBundle>> {
         let folder = self.bundles();
         let entries = match std::fs::read_dir(&folder) {
@@ -299,7 +294,7 @@ impl BundleCache {
         Ok(found)
     }
 
-    /// The newest complete bundle of an origin that this version of anec made.
+    /// Newest complete bundle of an origin, created by this version of anec.
     #[cfg(feature = "hub")]
     fn newest(&self, origin: &str) -> Result<Option<CachedBundle>> {
         let own = |bundle: &CachedBundle| {
@@ -309,10 +304,10 @@ impl BundleCache {
         Ok(self.list()?.into_iter().filter(own).max_by_key(|bundle| bundle.record.made))
     }
 
-    /// What a user means by a name: a bundle's name, the beginning of one, or where bundles are from.
+    /// Finds bundles by name, by the beginning of a name, or by origin.
     ///
     /// # Errors
-    /// When nothing is called so.
+    /// [`CacheError::Unknown`] if there is none.
     pub fn find(&self, name: &str) -> Result<Vec<CachedBundle>> {
         let all = self.list()?;
         let exact: Vec<_> = all.iter().filter(|bundle| bundle.name == name).cloned().collect();
@@ -326,18 +321,18 @@ impl BundleCache {
         }
     }
 
-    /// Removes a bundle and what was begun of it.
+    /// Removes a bundle and its incomplete parts.
     ///
     /// # Errors
-    /// When another process is writing it, or the system refuses.
+    /// If another process is writing it, or a file can't be removed.
     pub fn remove(&self, bundle: &CachedBundle) -> Result<()> {
         let begun = begun(&bundle.folder, &bundle.record);
-        // held until all of it is gone
+        // held until everything is removed
         let locks: Vec<File> = begun.iter().filter_map(|begun| File::open(begun).ok()).collect();
         if locks.iter().any(|lock| matches!(lock.try_lock(), Err(TryLockError::WouldBlock))) {
             return Err(CacheError::Busy { name: bundle.name.clone() }.into());
         }
-        // the description first: what is left after a kill is no bundle; the record last: it is still listed
+        // the description first, so that a kill leaves no bundle; the record last, so that the rest is still listed
         let description = bundle.folder.join(anec_bundle::FILE_NAME);
         if description.exists() {
             std::fs::remove_file(&description).map_err(FileError::of(&description, "remove"))?;
@@ -352,26 +347,25 @@ impl BundleCache {
     }
 }
 
-/// Where what was begun of a bundle lies: of a conversion, of a download.
+/// Folders of incomplete parts: of a conversion, of a download.
 fn begun(folder: &Path, record: &CacheRecord) -> [PathBuf; 2] {
     [partial(folder), incomplete(folder, &record.revision)]
 }
 
-/// Where a bundle of a commit is downloaded to before it gets its folder: the files of one commit never meet those of
-/// another.
+/// Folder of an incomplete download, one per commit so that files of different commits never mix.
 pub(crate) fn incomplete(folder: &Path, commit: &str) -> PathBuf {
     let mut name = folder.file_name().unwrap_or_default().to_owned();
     name.push(format!(".incomplete-{}", commit.get(..12).unwrap_or(commit)));
     folder.with_file_name(name)
 }
 
-/// A day, for people.
+/// Formats a day.
 #[cfg(feature = "hub")]
 fn date(seconds: u64) -> String {
     clock::strftime("%F", seconds)
 }
 
-/// Bytes of all files below a folder.
+/// Total size in bytes of the files below a folder.
 fn size(folder: &Path) -> u64 {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let sizes = entries.map(|entry| match entry.metadata() {
@@ -392,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_begun_is_listed_and_removed() {
+    fn incomplete_bundles_are_listed_and_removed() {
         let room = tempfile::tempdir().unwrap();
         let cache = BundleCache::new(room.path());
         let commit = "0123456789abcdef0123456789abcdef01234567";
@@ -405,7 +399,7 @@ mod tests {
         cache.settle(&name, &folder, &record(commit)).unwrap();
         let found = cache.find("m").unwrap();
         assert_eq!((found[0].complete, found[0].bytes), (false, 100));
-        // another process is at it
+        // another process holds the lock
         let lock = File::open(&begun).unwrap();
         lock.lock().unwrap();
         assert!(cache.remove(&found[0]).unwrap_err().to_string().contains("by another process"));
@@ -415,14 +409,14 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_nothing_is_taken_away() {
+    fn a_record_without_a_bundle_is_removed() {
         let room = tempfile::tempdir().unwrap();
         let cache = BundleCache::new(room.path());
         let (name, folder) = cache.place("m", &["hf:o/m"]);
         cache.write(&name, &record("main")).unwrap();
         cache.settle(&name, &folder, &record("main")).unwrap();
         assert!(cache.list().unwrap().is_empty());
-        // a bundle without one gets it
+        // a bundle without a record gets one
         std::fs::create_dir(&folder).unwrap();
         std::fs::write(folder.join(anec_bundle::FILE_NAME), "{}").unwrap();
         cache.settle(&name, &folder, &record("main")).unwrap();

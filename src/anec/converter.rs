@@ -1,4 +1,4 @@
-//! The front door to conversions.
+//! High-level API for conversions.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use anec_runtime::{LoadedModel, Tokenizer};
 use anec_validate::numerics::residual_scale;
 use anec_validate::prompts;
 
-/// Tokens that the residual stream is measured on, where the manifest leaves its scale open.
+/// Tokens for measuring the residual stream, if the manifest has `numerics.scale: auto`.
 const POSITIONS: usize = 256;
 
-/// Converts a source into a bundle.
+/// Converter of a source into a bundle.
 ///
 /// ```no_run
 /// # fn main() -> anec::base::Result<()> {
@@ -41,61 +41,61 @@ pub struct Converter {
 }
 
 impl Converter {
-    /// A conversion as the manifest describes it.
+    /// Creates a conversion described by a manifest.
     pub fn new(manifest: Manifest) -> Self {
         Converter { manifest, out: None, force: false, compile: true, progress: Progress::default() }
     }
 
-    /// Takes the weights from here instead of the manifest's source: a path, or `hf:owner/name[@revision][/file]`.
+    /// Sets the source: a path, or `hf:owner/name[@revision][/file]`. Default: the manifest's.
     pub fn source(mut self, source: impl Into<String>) -> Self {
         self.manifest.source = Some(source.into());
         self
     }
 
-    /// The bundle's folder; `NAME.anec` in the current one if none is given.
+    /// Sets the bundle folder. Default: `NAME.anec` in the current folder.
     pub fn out(mut self, folder: impl Into<PathBuf>) -> Self {
         self.out = Some(folder.into());
         self
     }
 
-    /// Replaces a bundle of other inputs, and starts anew what was interrupted.
+    /// Replaces a bundle of other inputs, and restarts an interrupted conversion.
     pub fn force(mut self, force: bool) -> Self {
         self.force = force;
         self
     }
 
-    /// Whether packages are compiled where Core ML's compiler is there; they are by default.
+    /// Sets whether packages are compiled if Core ML's compiler is available. Default: true.
     pub fn compile(mut self, compile: bool) -> Self {
         self.compile = compile;
         self
     }
 
-    /// Who is told how far the conversion is.
+    /// Sets a callback for progress events.
     pub fn observe(self, observer: impl Fn(ProgressEvent<'_>) + Send + Sync + 'static) -> Self {
         self.progress(Progress::new(observer))
     }
 
-    /// The same, for a receiver that there is already.
+    /// Sets the receiver of progress events.
     pub fn progress(mut self, progress: Progress) -> Self {
         self.progress = progress;
         self
     }
 
-    /// What the conversion would write. Nothing is read but shapes.
+    /// Plans the conversion. Only shapes are read.
     ///
     /// # Errors
-    /// When the source can't be opened, its model isn't understood, or the manifest doesn't fit it.
+    /// If the source can't be opened, its model isn't understood, or the manifest doesn't fit it.
     pub fn plan(&self) -> Result<ConvertPlan> {
         let opened = open::open_shapes(&self.manifest, &self.progress)?;
         ConvertPlan::new(&open::resolve(&self.manifest, &opened.source, &*opened.model), &*opened.model)
     }
 
-    /// Converts. An interrupted conversion goes on where it was. Where the manifest says `numerics.scale: auto`, the scale
-    /// of the residual stream is measured first; where it has a `quant.plan`, formats are chosen by what the model loses by
-    /// each; where it says `quant.feedback: gptq`, the codes of weights are chosen by a calibration text.
+    /// Converts, resuming an interrupted conversion. With `numerics.scale: auto`, the scale of the residual stream is
+    /// measured first; with `quant.plan`, formats are chosen by their measured loss; with `quant.feedback: gptq`, the
+    /// codes of weights are chosen on a calibration text.
     ///
     /// # Errors
-    /// Anything that is wrong with the source, the manifest, the output folder or the disk.
+    /// Returns any error of the source, the manifest, the output folder or the disk.
     pub fn convert(&self) -> Result<Outcome> {
         let mut manifest = self.manifest.clone();
         if manifest.numerics.scale == Some(ResidualScale::Auto) {
@@ -127,36 +127,36 @@ impl Converter {
         Ok(outcome)
     }
 
-    /// What the model loses by each number format of each role and layer. What was measured is kept in a file,
-    /// [`saved`](Self::saved), and read back from there.
+    /// Measures the loss of each number format in each role and layer. Measurements are stored in a file,
+    /// [`saved`](Self::saved), and reused.
     ///
     /// # Errors
-    /// When the source can't be converted, the calibration text can't be read, or the file can't be written.
+    /// If the source can't be converted, the calibration text can't be read, or the file can't be written.
     pub fn sensitivities(&self, formats: &[QuantOverride], tokens: usize) -> Result<Sensitivities> {
         let scratch = scratch_beside(self.out.as_deref(), ".anec-sensitivities-")?;
         let options = SensitivityOptions { formats, tokens, saved: &self.saved()? };
         sensitivity::measure(&self.manifest, &options, scratch.path(), &self.progress)
     }
 
-    /// The file that keeps what formats cost: `NAME.sensitivities.json` beside the bundle.
+    /// File with the measured losses: `NAME.sensitivities.json` beside the bundle.
     ///
     /// # Errors
-    /// When the manifest has neither name nor source.
+    /// If the manifest has neither a name nor a source.
     pub fn saved(&self) -> Result<PathBuf> {
         let named = || self.manifest.source.as_deref().map(open::name_of);
         let name = self.manifest.name.clone().or_else(named).ok_or(anec_convert::ConvertError::NoSource)?;
         Ok(beside(self.out.as_deref()).join(format!("{name}.sensitivities.json")))
     }
 
-    /// The manifest with the formats that its budget allows.
+    /// Returns the manifest with formats chosen under its budget.
     fn planned(&self, manifest: &Manifest, budget: QuantPlan) -> Result<Planned> {
         let converter = Converter { manifest: manifest.clone(), ..self.clone() };
         let measured = converter.sensitivities(&sensitivity::FORMATS, sensitivity::TOKENS)?;
         plan::plan(manifest, budget, &measured)
     }
 
-    /// The residual scale that the model needs: its weights, not quantized, run in f32 over anec's own text. They go
-    /// through a bundle beside the real one, which is removed afterwards.
+    /// Measures the residual scale: unquantized weights in f32 on built-in text, through a temporary bundle beside the
+    /// real one.
     fn measured_scale(&self) -> Result<f32> {
         let numerics = Numerics { scale: Some(ResidualScale::Factor(1.0)) };
         let manifest = Manifest { numerics, ..self.manifest.clone() };
@@ -164,29 +164,27 @@ impl Converter {
         let model = unquantized(&manifest, scratch.path(), &self.progress)?;
         let tokens = prompts::tokens(model.bundle(), model.folder(), POSITIONS)?;
         let scale = residual_scale(model.bundle(), model.folder(), &tokens)?;
-        self.progress.note(&format!(
-            "numerics.scale is {scale}: what the residual stream reaches on {} tokens asks for it",
-            tokens.len()
-        ));
+        self.progress
+            .note(&format!("numerics.scale is {scale}, as measured on the residual stream of {} tokens", tokens.len()));
         Ok(scale)
     }
 }
 
-/// The folder that a folder which is to be written is in.
+/// Parent folder of an output path.
 fn beside(path: Option<&Path>) -> PathBuf {
     let target = path.and_then(|path| output::target(path).ok());
     let parent = target.as_deref().and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty());
     parent.unwrap_or(Path::new(".")).to_owned()
 }
 
-/// A folder beside a file that is to be written, removed when it is dropped.
+/// Scratch folder beside an output path, removed when dropped.
 pub(crate) fn scratch_beside(path: Option<&Path>, prefix: &str) -> Result<tempfile::TempDir> {
     let folder = beside(path);
     let scratch = tempfile::Builder::new().prefix(prefix).tempdir_in(&folder);
     Ok(scratch.map_err(FileError::of(folder, "create a folder in"))?)
 }
 
-/// The model of a source without quantization, on the CPU in f32, through a bundle in `scratch`.
+/// Loads a source's model unquantized, on the CPU in f32, through a bundle in `scratch`.
 pub(crate) fn unquantized(manifest: &Manifest, scratch: &Path, progress: &Progress) -> Result<Arc<LoadedModel>> {
     let quant = Quant {
         weights: WeightFormat::None,

@@ -1,4 +1,4 @@
-//! What this machine can do, and what is missing for the rest.
+//! Capabilities of this machine.
 
 use std::path::{Path, PathBuf};
 
@@ -14,39 +14,39 @@ use anec_package::available_space;
 
 use crate::cache::BundleCache;
 
-/// What was found of a machine.
+/// Report on a machine.
 #[derive(Clone, Debug, Serialize)]
 pub struct MachineReport {
-    /// The version of anec.
+    /// Version of anec.
     pub anec_version: &'static str,
     /// Operating system and architecture.
     pub system: String,
     /// Processor cores.
     pub cores: usize,
-    /// What of the processor the executor uses: vector units, and instructions that multiply bytes.
+    /// Processor features that the executor uses: vector units, and instructions that multiply bytes.
     pub processor: Vec<&'static str>,
-    /// Threads that the executor computes with.
+    /// Number of executor threads.
     pub threads: usize,
-    /// Folder of what is kept between runs, if the environment names one.
+    /// Cache folder, if the environment names one.
     pub cache: Option<PathBuf>,
     /// Free bytes on the disk of the current folder.
     pub free_bytes: Option<u64>,
-    /// The Mac, where it is one.
+    /// Model of the Mac, on a Mac.
     pub machine: Option<String>,
-    /// What it can do.
+    /// Capabilities.
     pub abilities: Vec<Ability>,
-    /// Which forms of weights and states the Neural Engine took, where that was tried.
+    /// Forms of weights and states that the Neural Engine took, if tried.
     pub placement: Vec<Placement>,
 }
 
-/// Something that a machine can do, or can't.
+/// Capability that a machine has or lacks.
 #[derive(Clone, Debug, Serialize)]
 pub struct Ability {
-    /// What.
+    /// Description.
     pub what: &'static str,
-    /// Whether it can.
+    /// Whether the machine has it.
     pub works: bool,
-    /// What it works with, or what is missing.
+    /// Means by which it works, or what is missing.
     pub because: String,
 }
 
@@ -57,11 +57,11 @@ impl Ability {
 }
 
 impl MachineReport {
-    /// Looks at this machine. `self_test` has small programs show which forms of weights and states the Neural Engine
-    /// takes, where there is one; that takes about 30 seconds.
+    /// Examines this machine. `self_test` runs small programs on the Neural Engine, if there is one, to see which forms
+    /// of weights and states it takes; that needs about 30 seconds.
     ///
     /// # Errors
-    /// When Core ML is there and fails.
+    /// If Core ML is available and fails.
     pub fn take(self_test: bool) -> Result<Self> {
         let core_ml = CoreMl::new();
         let engine = |with: &str| match &core_ml {

@@ -15,10 +15,10 @@ use anec_runtime::{
 use anec_validate::perplexity::loss;
 use anec_validate::{Golden, GoldenText, Greedy};
 
-/// Computes a golden from a source's weights, not quantized, in f32.
+/// Builder of a golden from a source's unquantized weights in f32.
 ///
-/// Such a golden shows what quantization and fp16 cost. It can't show that a graph is wrong, because the same graph made
-/// it, and its metadata says so.
+/// Such a golden shows what quantization and fp16 cost. It can't show an error in the graph, because the same graph
+/// computes it, and its metadata says so.
 #[derive(Clone, Debug)]
 pub struct GoldenBuilder {
     manifest: Manifest,
@@ -29,33 +29,32 @@ pub struct GoldenBuilder {
 }
 
 impl GoldenBuilder {
-    /// A golden of the manifest's source.
+    /// Creates a builder for the manifest's source.
     pub fn new(manifest: Manifest) -> Self {
-        // hidden states in the source's own unit
+        // hidden states in the source's own scale
         let manifest = Manifest { numerics: Numerics::default(), ..manifest };
         GoldenBuilder { manifest, hidden: false, greedy: 0, beside: None, progress: Progress::default() }
     }
 
-    /// Adds the hidden states between the layers.
+    /// Includes the hidden states between the layers.
     pub fn hidden(mut self, hidden: bool) -> Self {
         self.hidden = hidden;
         self
     }
 
-    /// Adds the most likely tokens that follow, this many, one after the other.
+    /// Includes this number of greedily generated tokens.
     pub fn greedy(mut self, tokens: usize) -> Self {
         self.greedy = tokens;
         self
     }
 
-    /// The weights go through a bundle of fp16 weights beside this file, which is removed afterwards; in the current
-    /// folder if none is given.
+    /// Sets the file beside which a temporary fp16 bundle is written. Default: the current folder.
     pub fn beside(mut self, file: impl Into<PathBuf>) -> Self {
         self.beside = Some(file.into());
         self
     }
 
-    /// Who is told how far it is.
+    /// Sets the receiver of progress events.
     pub fn progress(mut self, progress: Progress) -> Self {
         self.progress = progress;
         self
@@ -64,7 +63,7 @@ impl GoldenBuilder {
     /// Computes the golden of a text.
     ///
     /// # Errors
-    /// When the source can't be converted, or the text doesn't fit.
+    /// If the source can't be converted, or the text doesn't fit.
     pub fn compute(&self, text: impl Into<Prompt>) -> Result<Golden> {
         let scratch = scratch_beside(self.beside.as_deref(), ".anec-golden-")?;
         let model = unquantized(&self.manifest, scratch.path(), &self.progress)?;
@@ -72,11 +71,11 @@ impl GoldenBuilder {
         self.compute_with(&model, tokens)
     }
 
-    /// Computes the golden of several texts, each with a name. The model sees each of them alone; a greedy continuation is
-    /// that of the first.
+    /// Computes the golden of several named texts. Each is processed alone; the greedy continuation is that of the
+    /// first.
     ///
     /// # Errors
-    /// As [`GoldenBuilder::compute`].
+    /// Returns any error from [`GoldenBuilder::compute`].
     pub fn compute_texts(
         &self,
         texts: impl IntoIterator<Item = (impl Into<String>, impl Into<Prompt>)>,
@@ -124,7 +123,7 @@ impl GoldenBuilder {
         let facts = &model.bundle().model;
         let vocab_size = facts.head_rows() as usize;
         let rows = answer.logits.chunks_exact(vocab_size).zip(tokens.iter().skip(1));
-        // labels say nothing of the next token
+        // a classifier's logits don't predict the next token
         let losses = (facts.task == Task::TextGeneration)
             .then(|| rows.filter_map(|(row, token)| Some(loss(row, *token)? as f32)));
         let losses = losses.map(Iterator::collect);
@@ -140,7 +139,7 @@ impl GoldenBuilder {
             metadata: self.metadata(model).into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
         })
     }
-
+    /// Metadata of the golden.
     /// What the golden says of itself.
     fn metadata(&self, model: &LoadedModel) -> [(&'static str, String); 6] {
         let digests: Vec<String> =

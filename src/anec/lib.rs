@@ -1,9 +1,9 @@
-//! `anec` turns language-model weights into Core ML programs for Apple's Neural Engine, proves what it emitted, and runs
-//! it: on the Neural Engine of a Mac, or anywhere on the CPU.
+//! `anec` converts language models to Core ML programs for Apple's Neural Engine, verifies them, and runs them: on the
+//! Neural Engine of a Mac, or on the CPU of any machine.
 //!
-//! A [`Manifest`] says what to make of a model. A [`Converter`] writes it as a bundle: a folder of .mlpackage files with
-//! a [`bundle.json`](Bundle) that is enough to run them. A [`Validator`] tries the bundle, gate by gate. A [`Model`] runs
-//! it, and its [`Session`] continues text.
+//! A [`Manifest`] describes a conversion. A [`Converter`] writes a bundle: a folder of .mlpackage files with a
+//! [`bundle.json`](Bundle) that has everything needed to run them. A [`Validator`] verifies the bundle, gate by gate. A
+//! [`Model`] runs it, and its [`Session`] generates text.
 //!
 //! ```
 //! use anec::{Converter, Gate, GenerateOptions, Manifest, Model, Validator};
@@ -11,7 +11,7 @@
 //! # std::env::set_current_dir("../..").unwrap();
 //! # let folder = tempfile::tempdir().unwrap();
 //! # let out = folder.path().join("demo.anec");
-//! // `source` can be a .gguf, a .safetensors, an .onnx, a folder of Hugging Face, or hf:owner/name
+//! // `source` can be a .gguf, a .safetensors, an .onnx, a Hugging Face folder, or hf:owner/name
 //! let manifest = Manifest::from_yaml("source: demo/model\ncontext: 256", "the example", &[])?;
 //! Converter::new(manifest).out(&out).observe(|event| println!("{event:?}")).convert()?;
 //!
@@ -35,25 +35,25 @@
 //! | none | opening and running bundles; reading and writing packages; MIL |
 //! | `convert` | sources, the converter, the gates |
 //! | `hub` | sources named `hf:owner/name` are downloaded |
-//! | `grammar` | text that keeps to a JSON Schema, a regular expression or a grammar |
+//! | `grammar` | text constrained by a JSON Schema, a regular expression or a grammar |
 //! | `serve` | OpenAI's HTTP API |
 //!
 //! # Crates
 //!
-//! Everything is there under its crate's name for whoever needs more than the front door:
+//! Each crate is re-exported under its name:
 //!
 //! | tier | crate | holds |
 //! |---|---|---|
-//! | 9 | `bindings`, `cli` | what apps in Swift and Python call, over this crate; the program `anec` |
+//! | 9 | `bindings`, `cli` | the API for apps in Swift and Python; the program `anec` |
 //! | 8 | [`report`] | results as tables, JSON, JUnit, Markdown, HTML |
-//! | 7 | [`validate`], [`experiment`] | gates and verdicts: structure, numerics, parity, residency; experiments on a Mac's Neural Engine |
-//! | 6 | [`advice`], [`calibrate`] | chips, rules, forecasts, predicted speed, search; codes chosen by a calibration text |
-//! | 5 | [`convert`], [`serve`] | the conversion: plan, build, quantize, write, compile; the HTTP server |
-//! | 4 | [`family`], [`quant`], [`runtime`] | model families as graphs; number formats; sessions, sampling, tokenizers over a backend |
-//! | 3 | [`source`], [`exec`], [`coreml`] | weights out of GGUF, safetensors and ONNX; the CPU executor; Core ML on a Mac |
-//! | 2 | [`bundle`], [`package`] | bundle.json: what a runtime must know; .mlpackage files, both ways |
-//! | 1 | `hub`, [`manifest`], [`mil`] | the Hugging Face hub: files down and up; what a conversion shall make; Core ML's intermediate language |
-//! | 0 | [`base`], `kernels` | errors that name their remedy, files, progress; the inner loops, their threads and vector units |
+//! | 7 | [`validate`], [`experiment`] | gates: structure, numerics, parity, residency; experiments on a Mac |
+//! | 6 | [`advice`], [`calibrate`] | chips, rules, forecasts, predictions, search; calibrated quantization |
+//! | 5 | [`convert`], [`serve`] | conversion: plan, build, quantize, write, compile; the HTTP server |
+//! | 4 | [`family`], [`quant`], [`runtime`] | model graphs; number formats; sessions, sampling, tokenizers |
+//! | 3 | [`source`], [`exec`], [`coreml`] | GGUF, safetensors and ONNX; the CPU executor; Core ML on a Mac |
+//! | 2 | [`bundle`], [`package`] | bundle.json; reading and writing .mlpackage files |
+//! | 1 | `hub`, [`manifest`], [`mil`] | the Hugging Face hub; conversion manifests; Core ML's intermediate language |
+//! | 0 | [`base`], `kernels` | errors, files, progress; inner loops, threads and vector units |
 //!
 //! A crate depends on crates of lower tiers only; a test reads this table.
 

@@ -1,4 +1,4 @@
-//! The front door to running bundles.
+//! High-level API for running bundles.
 
 use std::iter::FusedIterator;
 use std::path::Path;
@@ -13,7 +13,7 @@ use anec_runtime::{
     CpuOptions, GenerationOutput, GenerationRequest, Grammar, Grammars, Sampling, TextGeneration, Tokenizer,
 };
 
-/// A bundle, ready to run.
+/// Bundle that is ready to run.
 ///
 /// ```no_run
 /// # fn main() -> anec::base::Result<()> {
@@ -32,57 +32,57 @@ pub struct Model {
 }
 
 impl Model {
-    /// The bundle in a folder, on the CPU in f32.
+    /// Opens a bundle on the CPU in f32.
     ///
     /// # Errors
-    /// When there is no bundle, or it contradicts itself.
+    /// If the bundle is missing or invalid.
     pub fn on_cpu(folder: impl AsRef<Path>) -> Result<Self> {
         Self::new(anec_runtime::LoadedModel::on_cpu_with(folder.as_ref(), &CpuOptions::to_write(Precision::F32))?)
     }
 
-    /// The bundle in a folder, on Core ML.
+    /// Opens a bundle on Core ML.
     ///
     /// # Errors
-    /// As [`Model::on_cpu`], and where there is no Core ML.
+    /// Returns any error from [`Model::on_cpu`], and an error if Core ML isn't available.
     pub fn on_core_ml(folder: impl AsRef<Path>, units: ComputeUnits) -> Result<Self> {
         Self::new(anec_runtime::coreml::open(folder.as_ref(), units, None)?)
     }
 
-    /// A model of the runtime, which has more choices.
+    /// Wraps a model of the runtime, which has more options.
     ///
     /// # Errors
-    /// When the bundle's tokenizer can't be read.
+    /// If the bundle's tokenizer can't be read.
     pub fn new(model: Arc<anec_runtime::LoadedModel>) -> Result<Self> {
         let has_tokenizer = model.bundle().tokenizer.contains_key("tokenizer");
         let tokenizer = has_tokenizer.then(|| Tokenizer::of(model.bundle(), model.folder())).transpose()?;
         Ok(Model { model, tokenizer: tokenizer.map(Arc::new) })
     }
 
-    /// The layer of the bundle that drafts for [`Session::with_draft`], if it was converted with one.
+    /// Draft layer of the bundle for [`Session::with_draft`], if it was converted with one.
     ///
     /// # Errors
-    /// When it can't be run.
+    /// If it can't be loaded.
     pub fn draft_layer(&self) -> Result<Option<Model>> {
         let layer = self.model.draft_layer()?;
         Ok(layer.map(|model| Model { model, tokenizer: self.tokenizer.clone() }))
     }
 
-    /// What the bundle says of itself.
+    /// Description of the bundle.
     pub fn bundle(&self) -> &Bundle {
         self.model.bundle()
     }
 
-    /// The model of the runtime.
+    /// Model of the runtime.
     pub fn runtime(&self) -> &Arc<anec_runtime::LoadedModel> {
         &self.model
     }
 
-    /// Its tokenizer, if the bundle has one.
+    /// Tokenizer, if the bundle has one.
     pub fn tokenizer(&self) -> Option<&Arc<Tokenizer>> {
         self.tokenizer.as_ref()
     }
 
-    /// Begins a text.
+    /// Starts a session.
     pub fn session(&self) -> Session {
         Session { model: self.clone(), session: None, draft: None }
     }
@@ -90,21 +90,21 @@ impl Model {
     fn needed_tokenizer(&self) -> Result<Arc<Tokenizer>> {
         match &self.tokenizer {
             Some(tokenizer) => Ok(tokenizer.clone()),
-            // says why there is none
+            // returns the reason why there is none
             None => Ok(Arc::new(Tokenizer::of(self.model.bundle(), self.model.folder())?)),
         }
     }
 }
 
-/// What a model continues.
+/// Prompt.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Prompt {
-    /// Text. Special tokens that are written out in it are letters like all others.
+    /// Text. Special tokens in it are treated as plain text.
     Text(String),
-    /// Messages, put into words by the model's chat template.
+    /// Messages, formatted by the model's chat template.
     Chat(Vec<Message>),
-    /// Tokens.
+    /// Token ids.
     Tokens(Vec<u32>),
 }
 
@@ -145,7 +145,7 @@ impl Prompt {
         }
     }
 
-    /// The tokens of a text in which special tokens may be written out.
+    /// Tokens of a text, with special tokens parsed.
     #[cfg(feature = "convert")]
     pub(crate) fn written_tokens(self, model: &Arc<anec_runtime::LoadedModel>) -> Result<Vec<u32>> {
         match self {
@@ -155,21 +155,21 @@ impl Prompt {
     }
 }
 
-/// How a text is continued.
+/// Options of a generation.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct GenerateOptions {
-    /// Most tokens to add.
+    /// Maximum number of tokens to generate.
     pub max_tokens: usize,
-    /// How tokens are chosen: the most likely ones, by default.
+    /// Sampling options; greedy by default.
     pub sampling: Sampling,
-    /// Strings before which the text ends.
+    /// Strings that stop the generation.
     pub stops: Vec<String>,
-    /// What the text has to be.
+    /// Grammar that constrains the text.
     pub grammar: Option<Grammar>,
-    /// Most tokens that are guessed from the text's past and checked in one call. The text is the same either way.
+    /// Maximum number of tokens drafted from the text itself and verified in one call. The output stays the same.
     pub speculation: usize,
-    /// Most tokens of the prompt that one [step](TextPieces::step) computes; 0 for all.
+    /// Maximum number of prompt tokens that one [step](TextPieces::step) processes; 0 for all.
     pub prompt_chunk: usize,
 }
 
@@ -187,54 +187,52 @@ impl Default for GenerateOptions {
 }
 
 impl GenerateOptions {
-    /// Adds at most this many tokens.
+    /// Sets the maximum number of tokens to generate.
     pub fn max_tokens(mut self, count: usize) -> Self {
         self.max_tokens = count;
         self
     }
 
-    /// Chooses tokens so.
+    /// Sets the sampling options.
     pub fn sampling(mut self, sampling: Sampling) -> Self {
         self.sampling = sampling;
         self
     }
 
-    /// Ends the text before this string.
+    /// Adds a string that stops the generation.
     pub fn stop(mut self, stop: impl Into<String>) -> Self {
         self.stops.push(stop.into());
         self
     }
 
-    /// Holds the text to a grammar.
+    /// Constrains the text by a grammar.
     pub fn grammar(mut self, grammar: Grammar) -> Self {
         self.grammar = Some(grammar);
         self
     }
 }
 
-/// A text on its way through a model. It keeps what it computed: a prompt that begins as the text before did goes on from
-/// there.
+/// Generation session. It keeps the KV cache: a prompt that starts like the previous text reuses it.
 pub struct Session {
     model: Model,
-    /// None before the first prompt, whose length decides how much room is needed.
+    /// `None` before the first prompt, whose length determines the capacity.
     session: Option<anec_runtime::TokenSession>,
-    /// A smaller model that drafts, and most tokens of a draft.
+    /// Draft model, and the maximum number of tokens of a draft.
     draft: Option<(Model, usize)>,
 }
 
 impl Session {
-    /// Lets a smaller model with the same tokenizer draft up to `tokens` tokens that are checked in one call. The text is the same
-    /// either way.
+    /// Drafts up to `tokens` tokens per step with a smaller model of the same tokenizer. The output stays the same.
     #[must_use]
     pub fn with_draft(mut self, model: &Model, tokens: usize) -> Self {
         self.draft = Some((model.clone(), tokens));
         self
     }
 
-    /// Continues a prompt: text comes piece by piece, each when it is certain.
+    /// Generates text from a prompt, piece by piece.
     ///
     /// # Errors
-    /// When the prompt is empty or doesn't fit, the bundle has no tokenizer, or the grammar is wrong.
+    /// If the prompt is empty or doesn't fit, the bundle has no tokenizer, or the grammar is invalid.
     pub fn generate(&mut self, prompt: impl Into<Prompt>, options: &GenerateOptions) -> Result<TextPieces<'_>> {
         let model = &self.model.model;
         let request = GenerationRequest {
@@ -272,25 +270,25 @@ impl Session {
     }
 }
 
-/// A continuation as pieces of text, as they come. After an error there are no more.
+/// Iterator over the pieces of a generated text. It ends after an error.
 pub struct TextPieces<'s> {
-    /// There until it is dropped.
+    /// `None` after the drop.
     text: Option<TextGeneration>,
-    /// Where the runtime's session goes back to.
+    /// Slot that the runtime's session returns to.
     session: &'s mut Option<anec_runtime::TokenSession>,
 }
 
 impl TextPieces<'_> {
-    /// The tokens so far, how long they took, and why the text ended.
+    /// Generated tokens, timings and the reason for the end.
     pub fn output(&self) -> Option<GenerationOutput> {
         self.text.as_ref().map(|text| text.generation().output())
     }
 
-    /// Makes at most one call of the model: a part of the prompt, or the next tokens. Gives the text that is certain by it, which may
-    /// be empty, and nothing when the text has ended.
+    /// Makes at most one call of the model: a part of the prompt, or the next tokens. Returns the new text, which may
+    /// be empty, or `None` at the end.
     ///
     /// # Errors
-    /// When a function fails.
+    /// If a function fails.
     pub fn step(&mut self) -> Result<Option<String>> {
         let Some(text) = self.text.as_mut() else { return Ok(None) };
         if let Some(delta) = text.ready() {
@@ -303,10 +301,10 @@ impl TextPieces<'_> {
         Ok(Some(text.ready().map_or_else(String::new, |delta| delta.text)))
     }
 
-    /// All of the text that is still to come.
+    /// Generates the rest of the text.
     ///
     /// # Errors
-    /// When a function fails.
+    /// If a function fails.
     pub fn text(&mut self) -> Result<String> {
         self.collect()
     }
@@ -322,7 +320,7 @@ impl Iterator for TextPieces<'_> {
     type Item = Result<String>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        // a token may be a part of a character only
+        // a token may be only a part of a character
         let delta = self.text.as_mut()?.find(|delta| delta.as_ref().map_or(true, |delta| !delta.text.is_empty()))?;
         Some(delta.map(|delta| delta.text))
     }

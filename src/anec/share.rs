@@ -1,4 +1,4 @@
-//! Bundles on the hub: pushed with a model card, pulled with every digest checked.
+//! Bundles on the Hugging Face hub: upload with a model card, download with all digests checked.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -19,63 +19,63 @@ use serde_json::Value as Json;
 
 use crate::cache::{BundleCache, CacheRecord, incomplete};
 
-/// The model card of a repository.
+/// File name of the model card.
 const CARD: &str = "README.md";
-/// Bytes of a `report.json` or of gates' results, at most.
-const MOST_JSON: u64 = 256 << 20;
+/// Largest size in bytes of a `report.json` or a gates report.
+const MAX_JSON_BYTES: u64 = 256 << 20;
 
-/// What keeps a bundle from being shared.
+/// Errors of sharing a bundle.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShareError {
-    /// A repository that holds no bundle.
+    /// Repository without a bundle.
     #[error("{repository} holds no bundle: it has no {FILE_NAME}")]
     NoBundle {
-        /// The repository.
+        /// Repository name.
         repository: String,
     },
-    /// A repository that lacks a file of its bundle.
+    /// Repository that lacks a file of its bundle.
     #[error("{repository} lacks {file}, which its {FILE_NAME} names")]
     Lacks {
-        /// The repository.
+        /// Repository name.
         repository: String,
-        /// The file.
+        /// File name.
         file: String,
     },
-    /// A file that is no description of a bundle.
-    #[error("{repository}: its {FILE_NAME} has {bytes} bytes, expected at most {MOST_JSON}")]
+    /// Description of a bundle that is too large.
+    #[error("{repository}: its {FILE_NAME} has {bytes} bytes, expected at most {MAX_JSON_BYTES}")]
     TooLarge {
-        /// The repository.
+        /// Repository name.
         repository: String,
-        /// Its size.
+        /// Size in bytes.
         bytes: u64,
     },
-    /// Something is where the bundle is to be.
+    /// Output path that exists.
     #[error("{}: exists already", .0.display())]
     Exists(PathBuf),
-    /// A name that isn't one of the hub.
-    #[error("{0:?} is no repository of the hub")]
+    /// Invalid name of a repository.
+    #[error("{0:?} is not the name of a repository on the hub")]
     Name(String),
-    /// The results of the gates are of another bundle, or none.
+    /// Gates report that is invalid or of another bundle.
     #[error("{}: {problem}", path.display())]
     Gates {
-        /// The file.
+        /// File path.
         path: PathBuf,
-        /// What is wrong.
+        /// Problem.
         problem: String,
     },
-    /// The results of a benchmark are of another bundle, or none.
+    /// Benchmark result that is invalid or of another bundle.
     #[error("{}: {problem}", path.display())]
     Bench {
-        /// The file.
+        /// File path.
         path: PathBuf,
-        /// What is wrong.
+        /// Problem.
         problem: String,
     },
-    /// The source that the bundle names would be converted into other packages.
-    #[error("{origin} and the bundle's manifest give other packages than those of the bundle")]
+    /// Source that would give other packages than the bundle's.
+    #[error("the packages of {origin} with the bundle's manifest differ from the bundle's")]
     OtherPlan {
-        /// The source.
+        /// Source name.
         origin: String,
     },
 }
@@ -97,8 +97,8 @@ impl Diagnostic for ShareError {
             ShareError::NoBundle { .. } => {
                 "`anec run hf:owner/name` converts a model; `anec pull` fetches what `anec push` wrote"
             }
-            ShareError::Lacks { .. } => "the upload was broken off or changed by hand; push the bundle again",
-            ShareError::TooLarge { .. } => "no bundle has so large a description; ask who made the repository",
+            ShareError::Lacks { .. } => "the upload was interrupted or changed by hand; push the bundle again",
+            ShareError::TooLarge { .. } => "no bundle has so large a description; ask the repository's owner",
             ShareError::Exists(_) => "name another folder by --out, or remove this one",
             ShareError::Name(_) => "give it as hf:owner/name",
             ShareError::Gates { .. } => "give what `anec validate BUNDLE --json FILE` wrote",
@@ -109,11 +109,11 @@ impl Diagnostic for ShareError {
     }
 }
 
-/// Downloads a bundle into a folder that isn't there yet. It gets its name when all of it is there; what was broken off goes
-/// on when it is pulled again. Every file has the digest that the hub and `bundle.json` tell.
+/// Downloads a bundle into a new folder, which appears when it is complete; an interrupted download is resumed. Every
+/// file's digest is checked against the hub and `bundle.json`.
 ///
 /// # Errors
-/// When the repository holds no bundle, or not all of it; when something is in the folder; when the hub can't be reached.
+/// If the repository holds no complete bundle, the folder exists, or the hub can't be reached.
 pub fn pull(hub: &Hub, repository: &RemoteRepository, out: &Path, progress: &Progress) -> Result<Bundle> {
     if std::fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) || out.is_file() {
         return Err(ShareError::Exists(out.to_owned()).into());
@@ -122,13 +122,13 @@ pub fn pull(hub: &Hub, repository: &RemoteRepository, out: &Path, progress: &Pro
     let Some(description) = named(FILE_NAME) else {
         return Err(ShareError::NoBundle { repository: repository.name.clone() }.into());
     };
-    if description.size > MOST_JSON {
+    if description.size > MAX_JSON_BYTES {
         return Err(ShareError::TooLarge { repository: repository.name.clone(), bytes: description.size }.into());
     }
     let out = &output::target(out)?;
     let folder = incomplete(out, &repository.commit);
     std::fs::create_dir_all(&folder).map_err(FileError::of(&folder, "create"))?;
-    // waits for whoever else downloads it; systems that lock no folders do without
+    // wait for another process that downloads it; not all systems can lock folders
     let lock = File::open(&folder).ok();
     let _ = lock.as_ref().map(File::lock);
     if out.join(FILE_NAME).is_file() {
@@ -149,7 +149,7 @@ pub fn pull(hub: &Hub, repository: &RemoteRepository, out: &Path, progress: &Pro
     let transfer = Transfer::new(progress, wanted.iter().map(|(file, _)| file.size).sum());
     for (remote, digest) in wanted {
         let to = folder.join(&remote.path);
-        // what the hub's digest tells is told before anything is fetched
+        // compare the hub's digest before anything is downloaded
         let told = match (&remote.hash, digest) {
             (FileHash::Sha256(found), Some(FileDigest { digest: ContentDigest::Sha256(expected), .. })) => {
                 same(&to, expected, found)?;
@@ -176,36 +176,36 @@ fn same(path: &Path, expected: &str, found: &str) -> Result<(), HubError> {
     }
 }
 
-/// What [`Push::prepare`] makes ready.
+/// Prepared upload of a bundle.
 #[derive(Debug)]
 pub struct Push {
     /// `owner/name`.
     pub repository: String,
-    /// What goes up.
+    /// Files to upload.
     pub files: Vec<Upload>,
     /// The model card.
     pub card: String,
 }
 
-/// What is said of a bundle that isn't in it.
+/// Facts about a bundle that aren't in it.
 #[derive(Clone, Debug, Default)]
 pub struct PushFacts {
-    /// Licence of the weights, as the hub calls it; the source's own if not given and the hub tells it.
+    /// Licence of the weights, as the hub names it; default: the source's, if the hub knows it.
     pub license: Option<String>,
-    /// What `anec validate --json` wrote.
+    /// Output of `anec validate --json`.
     pub gates: Option<PathBuf>,
-    /// What `anec bench --json` printed.
+    /// Output of `anec bench --json`.
     pub bench: Option<PathBuf>,
-    /// Chips whose speed is predicted, as `anec plan --for` names them.
+    /// Chips whose speed is predicted.
     pub chips: Vec<String>,
 }
 
 impl Push {
-    /// Looks at a bundle and writes its card. Nothing is sent; a source on `hub` is asked for its licence where none is given.
+    /// Reads a bundle and writes its card. Nothing is sent; without a licence, `hub` is asked for that of the source.
     ///
     /// # Errors
-    /// When the bundle isn't whole or can't be read, or what is said of it is of another one. To predict speeds, when the shapes
-    /// of its source aren't here.
+    /// If the bundle is incomplete or can't be read, or a fact is about another bundle. For predictions, if the shapes
+    /// of the source aren't available.
     pub fn prepare(folder: &Path, repository: &str, facts: &PushFacts, hub: Option<&Hub>) -> Result<Self> {
         let bundle = Bundle::read(folder)?;
         let content = |problem: String| BundleError::Content { path: folder.join(FILE_NAME), problem };
@@ -224,7 +224,7 @@ impl Push {
             uploads.push(Upload { path: file.file.clone(), content });
         }
         let measured = folder.join(report::FILE_NAME);
-        let measured = if measured.exists() { input::read(&measured, MOST_JSON)? } else { Vec::new() };
+        let measured = if measured.exists() { input::read(&measured, MAX_JSON_BYTES)? } else { Vec::new() };
         let converted: Option<ConvertReport> = serde_json::from_slice(&measured).ok();
         let converted = converted.map(ConvertReport::portable);
         let gates = facts.gates.as_ref().map(|path| gates_of(path, &bundle)).transpose()?;
@@ -246,15 +246,15 @@ impl Push {
         let inline = |path: &str, bytes: Vec<u8>| Upload { path: path.into(), content: UploadContent::Bytes(bytes) };
         uploads.extend(converted.map(|report| inline(report::FILE_NAME, text_of(&report))));
         uploads.push(inline(CARD, card.clone().into_bytes()));
-        // the description last, as the bundle's own files are read in this order
+        // the description last, as in the order of a bundle's own files
         uploads.push(inline(FILE_NAME, text_of(&bundle.portable())));
         Ok(Push { repository: repository.to_owned(), files: uploads, card })
     }
 
-    /// Sends it, in one commit to a branch; the repository is made if there is none.
+    /// Uploads the bundle in one commit to a branch; creates the repository if it doesn't exist.
     ///
     /// # Errors
-    /// When there is no token that may write, a file isn't what its digest says, or the hub can't be reached.
+    /// If no token with write access is set, a file's digest doesn't match, or the hub can't be reached.
     pub fn send(
         &self,
         hub: &Hub,
@@ -268,7 +268,7 @@ impl Push {
     }
 }
 
-/// What the hub wants to know of a file that the bundle has a digest of.
+/// SHA-256 of a file, from the bundle's digest if it has one.
 fn sha256(path: &Path, digest: &ContentDigest) -> Result<String> {
     if let ContentDigest::Sha256(hex) = digest {
         return Ok(hex.clone());
@@ -278,44 +278,44 @@ fn sha256(path: &Path, digest: &ContentDigest) -> Result<String> {
     Ok(ContentDigest::sha256_of_file(path).map_err(FileError::of(path, "read"))?.hex().to_owned())
 }
 
-/// A file of JSON, laid out as a conversion lays it out.
+/// Formats a value as JSON, like a conversion does.
 fn text_of<T: serde::Serialize>(value: &T) -> Vec<u8> {
-    // the types hold nothing that JSON can't
+    // these types always serialize
     let mut text = serde_json::to_vec_pretty(value).unwrap_or_default();
     text.push(b'\n');
     text
 }
 
-/// What `anec validate --json` wrote of this bundle.
+/// Reads the output of `anec validate --json` for this bundle.
 fn gates_of(path: &Path, bundle: &Bundle) -> Result<Json> {
-    let bytes = input::read(path, MOST_JSON)?;
+    let bytes = input::read(path, MAX_JSON_BYTES)?;
     let wrong = |problem: String| ShareError::Gates { path: path.to_owned(), problem };
     let json: Json = serde_json::from_slice(&bytes).map_err(|error| wrong(format!("it isn't JSON: {error}")))?;
     match (json["gates"].is_array(), json["bundle"].as_str()) {
         (true, Some(name)) if name != bundle.name => {
-            Err(wrong(format!("it is of {name}, expected {}", bundle.name)).into())
+            Err(wrong(format!("the report is of {name}, expected {}", bundle.name)).into())
         }
         (true, Some(_)) if json["digest"].as_str() != Some(&bundle.digest().to_string()) => {
-            Err(wrong("it is of a bundle of that name with other files".into()).into())
+            Err(wrong("the report is of a bundle of that name with other files".into()).into())
         }
         (true, Some(_)) => Ok(json),
-        _ => Err(wrong("it isn't the report of gates".into()).into()),
+        _ => Err(wrong("not a gates report".into()).into()),
     }
 }
 
-/// What `anec bench --json` printed of this bundle.
+/// Reads the output of `anec bench --json` for this bundle.
 fn bench_of(path: &Path, bundle: &Bundle) -> Result<Json> {
-    let bytes = input::read(path, MOST_JSON)?;
+    let bytes = input::read(path, MAX_JSON_BYTES)?;
     let wrong = |problem: String| ShareError::Bench { path: path.to_owned(), problem };
     let json: Json = serde_json::from_slice(&bytes).map_err(|error| wrong(format!("it isn't JSON: {error}")))?;
     match (json["tests"].is_array(), json["digest"].as_str()) {
         (true, Some(digest)) if digest == bundle.digest().to_string() => Ok(json),
-        (true, Some(_)) => Err(wrong("it is of a bundle with other files".into()).into()),
-        _ => Err(wrong("it isn't the result of a benchmark".into()).into()),
+        (true, Some(_)) => Err(wrong("the result is of a bundle with other files".into()).into()),
+        _ => Err(wrong("not a benchmark result".into()).into()),
     }
 }
 
-/// What is predicted of a bundle on chips. Its graphs are built anew, from the shapes of its source.
+/// Predictions for a bundle on chips. Its graphs are rebuilt from the shapes of its source.
 fn predictions(bundle: &Bundle, chips: &[String]) -> Result<Vec<ChipPrediction>> {
     if chips.is_empty() {
         return Ok(Vec::new());
@@ -331,7 +331,7 @@ fn predictions(bundle: &Bundle, chips: &[String]) -> Result<Vec<ChipPrediction>>
     predict(&bundle.manifest, &*opened.model, &plan, &targets)
 }
 
-/// What rules expect of the packages of a bundle.
+/// Forecast findings for the packages of a bundle.
 fn forecast_of(folder: &Path, bundle: &Bundle) -> Result<Vec<ForecastFinding>> {
     let mut findings = Vec::new();
     for entry in &bundle.packages {
@@ -342,7 +342,7 @@ fn forecast_of(folder: &Path, bundle: &Bundle) -> Result<Vec<ForecastFinding>> {
 }
 
 impl BundleCache {
-    /// A bundle that the hub has as one: downloaded, once for each commit.
+    /// Bundle that the hub stores as such: downloaded once per commit.
     pub(crate) fn pulled(
         &self,
         origin: &str,
@@ -356,7 +356,7 @@ impl BundleCache {
             self.touch(&name);
             return Ok(folder);
         }
-        progress.note(&format!("{origin} is a bundle: downloading it, once, into {}", folder.display()));
+        progress.note(&format!("{origin} is a bundle: downloading it into {}", folder.display()));
         let record = CacheRecord {
             origin: origin.to_owned(),
             revision: repository.commit.clone(),
@@ -376,7 +376,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_description_that_is_none_is_not_downloaded() {
+    fn an_oversized_description_is_not_downloaded() {
         let room = tempfile::tempdir().unwrap();
         let hash = FileHash::git_blob(b"");
         let file = RemoteFile { path: FILE_NAME.into(), size: 1 << 40, hash };

@@ -1,4 +1,4 @@
-//! The front door to the gates.
+//! High-level API for the gates.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -21,40 +21,40 @@ use anec_validate::{
     residency, structure, third_party,
 };
 
-/// A gate.
+/// Gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Gate {
-    /// Packages are whole and right in form.
+    /// Packages are complete and well-formed.
     Structure,
-    /// Half precision computes what single precision does, and no constant gets lost in it.
+    /// fp16 computes the same as f32, and no constant is lost in fp16.
     Numerics,
-    /// The emitted program computes what a golden says.
+    /// The program computes a golden's values.
     Parity,
     /// Every op prefers the Neural Engine.
     Residency,
 }
 
-/// A report, and what it was made from.
+/// Report of the gates, with the compute plan.
 #[derive(Debug)]
 pub struct Validation {
-    /// What the gates found.
+    /// Report.
     pub report: GatesReport,
-    /// The compute plan that residency judged, if there was one.
+    /// Compute plan of the residency gate, if any.
     pub plan: Option<ComputePlan>,
 }
 
-/// What parity compares with.
+/// Golden of the parity gate.
 #[derive(Clone, Debug)]
 enum Reference {
     File(PathBuf),
     Read(Box<Golden>),
 }
 
-/// Name of a golden that lies in the bundle.
+/// File name of a golden in the bundle folder.
 const GOLDEN: &str = "golden.safetensors";
 
-/// Proves what a bundle is, gate by gate. An .mlpackage of whatever origin can be given as well; parity, which needs to
-/// know what the inputs mean, can't be tried on it.
+/// Runner of the gates on a bundle or on an .mlpackage of any origin. Parity can't be run on a package, because the
+/// meaning of its inputs is unknown.
 ///
 /// ```no_run
 /// # fn main() -> anec::base::Result<()> {
@@ -79,7 +79,7 @@ pub struct Validator {
 }
 
 impl Validator {
-    /// All gates of what lies at `path`: the folder of a bundle, or an .mlpackage.
+    /// Creates a validator with all gates for a bundle folder or an .mlpackage.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Validator {
             path: path.into(),
@@ -96,81 +96,81 @@ impl Validator {
         }
     }
 
-    /// Only these gates.
+    /// Sets the gates.
     pub fn gates(mut self, gates: impl IntoIterator<Item = Gate>) -> Self {
         self.gates = Some(gates.into_iter().collect());
         self
     }
 
-    /// Adds what rules expect of the Neural Engine: no proof.
+    /// Adds the rules' forecast for the Neural Engine, which proves nothing.
     pub fn forecast(mut self, forecast: bool) -> Self {
         self.forecast = forecast;
         self
     }
 
-    /// The golden's file, for parity; `golden.safetensors` in the bundle's folder if none is given.
+    /// Sets the golden's file. Default: `golden.safetensors` in the bundle folder.
     pub fn golden(mut self, file: impl Into<PathBuf>) -> Self {
         self.golden = Some(Reference::File(file.into()));
         self
     }
 
-    /// A golden that was read already.
+    /// Sets the golden.
     pub fn golden_data(mut self, golden: Golden) -> Self {
         self.golden = Some(Reference::Read(Box::new(golden)));
         self
     }
 
-    /// Precisions of the CPU for parity; both if none are given.
+    /// Sets the CPU precisions for parity. Default: f32 and f16.
     pub fn precisions(mut self, precisions: impl IntoIterator<Item = Precision>) -> Self {
         self.precisions = precisions.into_iter().collect();
         self
     }
 
-    /// Parity of what Core ML computes instead of the CPU.
+    /// Sets Core ML's devices, to run parity on Core ML instead of the CPU.
     pub fn core_ml(mut self, units: Option<ComputeUnits>) -> Self {
         self.core_ml = units;
         self
     }
 
-    /// Text for numerics; prose, code and numbers of anec's own if none is given.
+    /// Sets the text for numerics. Default: built-in prose, code and numbers.
     pub fn text(mut self, text: impl Into<String>) -> Self {
         self.text = Some(text.into());
         self
     }
 
-    /// Most tokens of that text.
+    /// Sets the maximum number of tokens of that text.
     pub fn positions(mut self, count: usize) -> Self {
         self.positions = count;
         self
     }
 
-    /// A compute plan that was taken on a Mac, for residency: the gate then needs no Mac.
+    /// Sets a compute plan for residency that was taken on a Mac: the gate then needs no Mac.
     pub fn plan(mut self, file: impl Into<PathBuf>) -> Self {
         self.plan = Some(file.into());
         self
     }
 
-    /// Where the compute plan goes that residency takes on this Mac.
+    /// Sets the file for the compute plan that residency reads on this Mac.
     pub fn plan_out(mut self, file: impl Into<PathBuf>) -> Self {
         self.plan_out = Some(file.into());
         self
     }
 
-    /// Who is told how far it is.
+    /// Sets a callback for progress events.
     pub fn observe(self, observer: impl Fn(ProgressEvent<'_>) + Send + Sync + 'static) -> Self {
         self.progress(Progress::new(observer))
     }
 
-    /// The same, for a receiver that there is already.
+    /// Sets the receiver of progress events.
     pub fn progress(mut self, progress: Progress) -> Self {
         self.progress = progress;
         self
     }
 
-    /// Tries the gates.
+    /// Runs the gates.
     ///
     /// # Errors
-    /// When there is nothing at the path, or a gate couldn't be tried for a reason that isn't the bundle's.
+    /// If the path doesn't exist, or a gate can't be run for a reason other than the bundle.
     pub fn run(&self) -> Result<Validation> {
         if self.path.join(FILE_NAME).exists() {
             self.bundle(&self.path)
@@ -209,7 +209,7 @@ impl Validator {
             report.forecast = Some(Vec::new());
         }
         for entry in &bundle.packages {
-            // a package that can't be read is structure's to report
+            // the structure gate reports unreadable packages
             let Ok(package) = package::open(&folder.join(&entry.package)) else { continue };
             if let Some(findings) = &mut report.forecast {
                 findings.extend(forecast(&entry.package, &package.program, entry.weight_bytes, &[]));
@@ -220,7 +220,7 @@ impl Validator {
         Ok(Validation { report, plan })
     }
 
-    /// A package of whatever origin.
+    /// Runs the gates on a package of any origin.
     fn package(&self, path: &Path) -> Result<GatesReport> {
         let package = package::open(path)?;
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
@@ -232,7 +232,7 @@ impl Validator {
             let thresholds = Thresholds::of(&Gates::default()).numerics;
             gates.push(third_party::numerics(&name, &package, &thresholds)?);
         }
-        // of all gates, the one that can't be tried goes without saying
+        // report a gate that can't run only if it was requested by name
         if self.gates.as_ref().is_some_and(|gates| gates.contains(&Gate::Parity)) {
             gates.push(third_party::parity(&name));
         }
@@ -309,8 +309,7 @@ impl Validator {
     }
 }
 
-/// The report of a gate that runs the bundle. Where the bundle is known to be broken, an error is what was to be expected:
-/// the gate failed.
+/// Report of a gate that runs the bundle. If the bundle is known to be broken, an error means that the gate failed.
 fn tried(before: &[GateReport], gate: &str, result: Result<GateReport>) -> Result<GateReport> {
     let broken = before.iter().any(|gate| gate.verdict == Verdict::Failed);
     match result {
@@ -326,10 +325,10 @@ fn is_package(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "mlpackage" || extension == "mlmodel") && path.exists()
 }
 
-/// The bundle that a folder is, or the only one that it holds.
+/// Returns the folder if it is a bundle, or the only bundle in it.
 ///
 /// # Errors
-/// When there is none, or several.
+/// If there is none, or several.
 pub fn find_bundle(folder: &Path) -> Result<PathBuf> {
     if folder.join(FILE_NAME).exists() {
         return Ok(folder.to_owned());
@@ -350,10 +349,10 @@ pub fn find_bundle(folder: &Path) -> Result<PathBuf> {
     }
 }
 
-/// The bundle on the CPU in several precisions, with the same weights in memory.
+/// Opens a bundle on the CPU in several precisions, which share the weights in memory.
 ///
 /// # Errors
-/// When there is no bundle, or it contradicts itself.
+/// If the bundle is missing or invalid.
 pub fn candidates(bundle: &Path, precisions: &[Precision]) -> Result<Vec<Candidate>> {
     let models = LoadedModel::on_cpu_in(bundle, precisions)?;
     let candidate = |(precision, model): (&Precision, Arc<LoadedModel>)| Candidate {

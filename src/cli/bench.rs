@@ -11,55 +11,55 @@ use anec::report::table::table;
 use anec::runtime::bench::{Benchmark, BenchmarkCase, BenchmarkOptions, BenchmarkTest, FunctionTime};
 use anec::runtime::energy::Energy;
 
-/// Measures how fast a bundle runs: tokens per second of prompts and of texts, time to the first token, memory.
+/// Measure the speed and memory of a bundle: prefill and decode tokens/s, time to first token, memory
 ///
-/// Each number is the median of several runs, after some that don't count; the spread is their median absolute deviation.
+/// Each number is the median of several runs after a warm-up; the spread is the median absolute deviation.
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("precision", TEXT_PRECISION))]
 pub struct BenchArgs {
     #[command(flatten)]
     runner: Runner,
-    /// Lengths of prompts; 64 and 256 if not given, as far as the context holds them
+    /// Prompt lengths to measure [default: 64,256, within the context]
     #[arg(long, value_delimiter = ',', value_name = "N,N,…")]
     prefill: Option<Vec<u64>>,
-    /// Lengths of texts; 32 if not given, as far as the context holds them
+    /// Numbers of tokens to generate [default: 32, within the context]
     #[arg(long, value_delimiter = ',', value_name = "N,N,…")]
     decode: Option<Vec<u64>>,
-    /// Tokens already in the cache when measuring begins (depth)
+    /// Tokens in the KV cache before measuring starts (depth)
     #[arg(long, value_delimiter = ',', value_name = "N,N,…", default_values_t = [1])]
     depth: Vec<u64>,
-    /// Runs that count
+    /// Number of measured runs
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     repetitions: u32,
-    /// Runs before them that don't
+    /// Number of warm-up runs
     #[arg(long, value_name = "N", default_value_t = 1)]
     warmup: u32,
-    /// Five prompts of several kinds instead, each written once
+    /// Run five prompts of different kinds once each instead
     #[arg(long, conflicts_with_all = ["prefill", "decode", "depth", "repetitions"])]
     suite: bool,
-    /// Also says how long each function took
+    /// Show the time of each function
     #[arg(long)]
     functions: bool,
-    /// Also measures the energy for each token, by macOS' powermetrics, which needs root. Its samples are 0.1 s long: give
-    /// lengths that take longer
+    /// Measure the energy per token with macOS' powermetrics (needs root; its samples take 0.1 s, so choose lengths
+    /// that take longer)
     #[arg(long, conflicts_with = "suite")]
     energy: bool,
-    /// Form of the result
+    /// Output format
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
-    /// The same as --format json
+    /// Print the result as JSON (same as --format json)
     #[arg(long, conflicts_with = "format")]
     json: bool,
 }
 
-/// Form of the result.
+/// Output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// A table for people
+    /// Human-readable table
     Table,
     /// One JSON object
     Json,
-    /// Lines like those of llama.cpp's llama-bench
+    /// Lines as printed by llama.cpp's llama-bench
     Llama,
 }
 
@@ -88,20 +88,20 @@ impl BenchArgs {
         Ok(0)
     }
 
-    /// Refuses what the lines of llama-bench have no place for, before it is measured.
+    /// Rejects measurements that llama-bench's format has no columns for.
     fn check_format(&self) -> Result<()> {
         let more = [("--suite", self.suite), ("--functions", self.functions), ("--energy", self.energy)];
         match more.into_iter().find(|(_, given)| *given && self.format == Format::Llama) {
             Some((option, _)) => {
-                let problem = format!("--format llama has no place for what {option} measures");
-                Err(UsageError::new(problem, "leave out --format, or take --format json").into())
+                let problem = format!("--format llama has no column for {option}");
+                Err(UsageError::new(problem, "leave out --format, or use --format json").into())
             }
             None => Ok(()),
         }
     }
 }
 
-/// A table for people.
+/// Formats the results as tables.
 fn as_table(bench: &Benchmark) -> String {
     let memory = |bytes: Option<u64>| bytes.map_or("unknown".into(), report::bytes);
     let mut text = format!(
@@ -155,7 +155,7 @@ fn as_table(bench: &Benchmark) -> String {
     text
 }
 
-/// The columns of llama-bench's Markdown, as far as they mean something here.
+/// Formats the results as llama-bench's Markdown, with the columns that apply.
 fn as_llama_bench(bench: &Benchmark) -> String {
     let size = bench.weight_bytes as f64 / f64::from(1 << 20);
     let mut text =

@@ -21,42 +21,42 @@ use anec::validate::bisect::package_predicate::{self, Compile, PackagePredicate,
 use anec::validate::bisect::{MinimalRepro, Predicate, bisect};
 use anec::validate::{Thresholds, prompts};
 
-/// Finds the op behind a failure: ops are left out until the smallest piece is left that fails in the same way.
+/// Find the op behind a failure: remove ops until the smallest part remains that fails in the same way
 ///
-/// What failed is named: structure (the rules of MIL), numerics (half precision, on a real text for a bundle), and on a Mac
-/// compile and residency. Or a command of your own says what fails, with a status other than 0 (125: can't tell; 126 and
-/// 127: it can't be run, which ends the search); {} in it is the package that holds the piece.
+/// The predicate is a gate: structure (the rules of MIL), numerics (fp16, on a real text for a bundle), and on a Mac
+/// compile and residency. Or it is a command of your own: {} stands for the package with the part, and any status
+/// except 0 means failure (125: undecided; 126 and 127: the command can't run, which ends the search).
 ///
-/// What an op that was left out would have given becomes an input of the piece, so the piece runs on its own; --out keeps
-/// it as a package.
+/// The results of removed ops become inputs, so that the part runs on its own; --out writes it as a package.
 #[derive(Debug, clap::Args)]
 pub struct BisectArgs {
-    /// Folder of a bundle, or an .mlpackage
+    /// Bundle folder or .mlpackage
     path: PathBuf,
     /// structure, numerics, compile, residency, or a command
     #[arg(long, value_name = "GATE | COMMAND {}")]
     predicate: String,
-    /// Looks at this function only
+    /// Search this function only
     #[arg(long, value_name = "NAME")]
     function: Option<String>,
-    /// Tokens of the text for numerics, at most as many as a call takes
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
-    positions: u16,
-    /// Writes the piece as a package
+    /// Number of tokens for numerics, limited to the largest call
+    #[arg(long, alias = "positions", value_name = "N", default_value_t = 64)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    max_tokens: u16,
+    /// Write the failing part as a package
     #[arg(short, long, value_name = "X.mlpackage")]
     out: Option<PathBuf>,
-    /// Replaces the package that is there
+    /// Replace an existing package
     #[arg(long)]
     force: bool,
-    /// Prints the result as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Nothing was found.
+/// Errors of the search.
 #[derive(Debug, thiserror::Error)]
 enum BisectError {
-    /// The function isn't there.
+    /// No function has the requested name.
     #[error("{}: there is no function `{function}`", path.display())]
     NoFunction { path: PathBuf, function: String },
 }
@@ -74,8 +74,8 @@ impl Diagnostic for BisectError {
     }
 }
 
-/// What was found, and where.
-struct Found {
+/// A failing part and its location.
+struct FailingPart {
     package: String,
     function: String,
     culprit: MinimalRepro,
@@ -113,7 +113,7 @@ impl BisectArgs {
         Ok(0)
     }
 
-    /// The packages of the path, with their names.
+    /// Packages at the path, with their names.
     fn packages(&self) -> Result<Vec<(String, Package)>> {
         if self.path.join(FILE_NAME).exists() {
             let bundle = Bundle::read(&self.path)?;
@@ -123,18 +123,18 @@ impl BisectArgs {
         Ok(vec![(name(&self.path), package::open(&self.path)?)])
     }
 
-    fn wanted(&self, function: &Function) -> bool {
+    fn is_selected(&self, function: &Function) -> bool {
         self.function.as_ref().is_none_or(|name| function.name == *name)
     }
 
-    /// The first function that fails, made small.
-    fn first<P: Predicate>(&self, predicate: impl Fn(&Function) -> Result<P>) -> Result<Option<Found>> {
+    /// Returns the first failing function, reduced.
+    fn first<P: Predicate>(&self, predicate: impl Fn(&Function) -> Result<P>) -> Result<Option<FailingPart>> {
         let mut seen = false;
         for (package, opened) in self.packages()? {
-            for function in opened.program.functions.iter().filter(|function| self.wanted(function)) {
+            for function in opened.program.functions.iter().filter(|function| self.is_selected(function)) {
                 seen = true;
                 if let Some(culprit) = bisect(function, &mut predicate(function)?)? {
-                    return Ok(Some(Found { package, function: function.name.clone(), culprit }));
+                    return Ok(Some(FailingPart { package, function: function.name.clone(), culprit }));
                 }
             }
         }
@@ -146,13 +146,13 @@ impl BisectArgs {
         BisectError::NoFunction { path: self.path.clone(), function }.into()
     }
 
-    fn numerics(&self) -> Result<Option<Found>> {
+    fn numerics(&self) -> Result<Option<FailingPart>> {
         let (calls, thresholds) = self.calls()?;
         let (mut tried, mut refused) = (false, None);
-        for call in calls.into_iter().filter(|call| self.wanted(&call.function)) {
+        for call in calls.into_iter().filter(|call| self.is_selected(&call.function)) {
             let mut predicate = match Fp16Predicate::of(&call, &thresholds.numerics) {
                 Ok(predicate) => predicate,
-                // made-up inputs needn't fit a function; others may still be tried
+                // random inputs may not fit a function; try the others
                 Err(error) => {
                     refused = Some(error);
                     continue;
@@ -160,7 +160,7 @@ impl BisectArgs {
             };
             tried = true;
             if let Some(culprit) = bisect(&call.function, &mut predicate)? {
-                return Ok(Some(Found { package: call.package, function: call.function.name, culprit }));
+                return Ok(Some(FailingPart { package: call.package, function: call.function.name, culprit }));
             }
         }
         match refused {
@@ -173,15 +173,15 @@ impl BisectArgs {
     fn calls(&self) -> Result<(Vec<RecordedCall>, Thresholds)> {
         if self.path.join(FILE_NAME).exists() {
             let bundle = Bundle::read(&self.path)?;
-            let tokens = prompts::tokens(&bundle, &self.path, usize::from(self.positions))?;
+            let tokens = prompts::tokens(&bundle, &self.path, usize::from(self.max_tokens))?;
             return Ok((calls_of_bundle(&bundle, &self.path, &tokens)?, Thresholds::of(&bundle.manifest.gates)));
         }
         let package = package::open(&self.path)?;
         Ok((calls_of_package(&name(&self.path), &package), Thresholds::of(&Gates::default())))
     }
 
-    fn print(&self, found: &Found) {
-        let Found { package, function, culprit } = found;
+    fn print(&self, found: &FailingPart) {
+        let FailingPart { package, function, culprit } = found;
         if self.json {
             print_json(&json!({
                 "package": package,

@@ -7,24 +7,24 @@ use anec::BundleCache;
 use anec::base::{Result, clock};
 use anec::report::{bytes, counted, table::table};
 
-/// Lists the bundles that `anec run hf:owner/name` and its like have made.
+/// List the bundles that `anec run` and other verbs have converted into the cache
 #[derive(Debug, clap::Args)]
 pub struct ListArgs {
-    /// Prints the result as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Removes bundles that `anec run hf:owner/name` and its like have made.
+/// Remove bundles from the cache
 #[derive(Debug, clap::Args)]
 pub struct RemoveArgs {
-    /// Names as `anec ls` shows them, without the digest if all of that name are meant; or hf:owner/name
+    /// Names as shown by `anec ls`; without the digest, all bundles of that name; or hf:owner/name
     #[arg(required_unless_present = "all")]
     names: Vec<String>,
-    /// Removes all of them
+    /// Remove all cached bundles
     #[arg(long, conflicts_with = "names")]
     all: bool,
-    /// Prints the result as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
@@ -63,7 +63,7 @@ impl ListArgs {
 impl RemoveArgs {
     pub(super) fn run(self) -> Result<u8> {
         let cache = BundleCache::from_env()?;
-        // all names first: a mistake in one removes nothing
+        // resolve all names first, so that a mistake in one removes nothing
         let mut found = match self.all {
             true => cache.list()?,
             false => self.names.iter().map(|name| cache.find(name)).collect::<Result<Vec<_>>>()?.concat(),

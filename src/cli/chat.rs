@@ -15,10 +15,10 @@ use anec::base::{FileError, Result};
 use anec::runtime::chat::{Chat, ChatTemplate, Message};
 use anec::runtime::{Finish, LoadedModel, PrefixCache, TextGeneration, Tokenizer};
 
-/// Talks with a model.
+/// Chat with a model in the terminal
 ///
-/// What you type is a message; the model knows what was said before. Ctrl-C stops an answer, Ctrl-D ends the talk.
-/// /reset forgets what was said, /system TEXT sets the system message, /help lists the commands.
+/// Each line is a message; the model sees the whole conversation. Ctrl-C stops an answer, Ctrl-D ends the chat.
+/// /reset clears the conversation, /system TEXT sets the system message, /help lists the commands.
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("precision", TEXT_PRECISION))]
 pub struct ChatArgs {
@@ -29,18 +29,18 @@ pub struct ChatArgs {
     system: Option<String>,
     #[command(flatten)]
     sampling: SamplingArgs,
-    /// Says after each answer how fast it came
+    /// Print the speed after each answer
     #[arg(long)]
     timings: bool,
 }
 
-const HELP: &str = "/reset        forgets what was said
-/system TEXT  sets the system message and forgets what was said; without TEXT, removes it
-/undo         forgets the last question and its answer
-/exit         ends the talk";
+const HELP: &str = "/reset        clears the conversation
+/system TEXT  sets the system message and clears the conversation; without TEXT, removes it
+/undo         removes the last question and its answer
+/exit         ends the chat";
 
-/// A talk.
-struct Talk<'a> {
+/// State of a chat.
+struct ChatState<'a> {
     arguments: &'a ChatArgs,
     model: Arc<LoadedModel>,
     tokenizer: Arc<Tokenizer>,
@@ -48,7 +48,7 @@ struct Talk<'a> {
     system: Option<String>,
     messages: Vec<Message>,
     cache: PrefixCache,
-    /// Ctrl-C was pressed.
+    /// Set by Ctrl-C.
     interrupted: Arc<AtomicBool>,
 }
 
@@ -59,10 +59,10 @@ impl ChatArgs {
         let tokenizer = Arc::new(Tokenizer::of(model.bundle(), model.folder())?);
         let template = ChatTemplate::of(model.bundle(), model.folder(), &tokenizer)?;
         self.sampling.sampling()?;
-        // as long as nothing is being written, Ctrl-C ends the program
+        // Ctrl-C ends the program unless an answer is being generated
         let interrupted = Arc::new(AtomicBool::new(true));
         watch_interrupts(interrupted.clone())?;
-        let mut talk = Talk {
+        let mut chat = ChatState {
             cache: PrefixCache::new(model.clone(), 1),
             system: self.system.clone(),
             arguments: &self,
@@ -83,8 +83,8 @@ impl ChatArgs {
             match line.trim() {
                 "" => {}
                 "/exit" | "/quit" | "/bye" => break,
-                command if command.starts_with('/') => talk.command(command),
-                text => talk.say(text)?,
+                command if command.starts_with('/') => chat.command(command),
+                text => chat.say(text)?,
             }
         }
         if terminal {
@@ -94,7 +94,7 @@ impl ChatArgs {
     }
 }
 
-impl Talk<'_> {
+impl ChatState<'_> {
     fn command(&mut self, line: &str) {
         let (command, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         match command {
@@ -105,12 +105,12 @@ impl Talk<'_> {
             }
             "/undo" => self.messages.truncate(self.messages.len().saturating_sub(2)),
             "/help" => eprintln!("{HELP}"),
-            _ => eprintln!("there is no command {command}\n{HELP}"),
+            _ => eprintln!("unknown command {command}\n{HELP}"),
         }
     }
 
-    /// The tokens of the talk. Where it got too long for the context, the oldest question and its answer are forgotten, until
-    /// at least a quarter of the context is free for the answer.
+    /// Tokens of the conversation. Drops the oldest question and its answer until at least a quarter of the context is
+    /// free for the answer.
     fn prompt(&mut self) -> Result<Vec<u32>> {
         loop {
             let system = self.system.iter().map(|text| Message::new("system", text));
@@ -121,12 +121,12 @@ impl Talk<'_> {
                 return Ok(prompt);
             }
             if self.messages.len() < 3 {
-                // alone it may fill what there is, or be refused
+                // a single message may fill the context, or is refused
                 return Ok(prompt);
             }
             self.messages.drain(..2);
             eprintln!(
-                "(the talk is too long for the context of {context} tokens: forgot its oldest question and answer)"
+                "(the conversation exceeds the context of {context} tokens: dropped its oldest question and answer)"
             );
         }
     }
@@ -169,9 +169,9 @@ impl Talk<'_> {
     }
 }
 
-/// Ctrl-C stops the answer. While there is none, or before the first had an effect, it ends the program, as everywhere.
+/// Makes Ctrl-C stop the answer; without an answer, or pressed twice, it ends the program.
 fn watch_interrupts(interrupted: Arc<AtomicBool>) -> Result<()> {
-    // in this order: what is set by the second is read by the first at the next signal
+    // order matters: the first handler reads at the next signal what the second sets
     register_conditional_shutdown(SIGINT, 130, interrupted.clone())
         .and_then(|_| register(SIGINT, interrupted))
         .map_err(FileError::of("signals", "wait for"))?;

@@ -12,10 +12,9 @@ use anec::runtime::classify::bioes::{BioesTag, Scheme, Viterbi};
 use anec::runtime::tokenizer::TokenEntry;
 use anec::runtime::{EncodedText, Hidden, LoadedModel, Logprobs, Tokenizer, Windows, encode};
 
-/// Labels the tokens of a text, or the whole of it, as the model does.
+/// Classify the tokens of a text, or the whole text, depending on the model
 ///
-/// Of tokens, the labels are the best sequence of whole spans; beside each stands how likely the model takes it to be for its token
-/// alone.
+/// Token labels are the best sequence of whole spans; the probability beside each label is that of the token alone.
 #[derive(Debug, clap::Args)]
 pub struct ClassifyArgs {
     #[command(flatten)]
@@ -24,25 +23,25 @@ pub struct ClassifyArgs {
     input: Input,
     #[command(flatten)]
     labels: Labels,
-    /// The second text of a pair, where the model classifies whole texts
+    /// Second text of a pair, for models that classify whole texts
     #[arg(long, value_name = "TEXT")]
     pair: Option<String>,
-    /// Prints the result as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// A token with its label.
+/// Token with its label.
 struct Labelled {
     id: u32,
-    /// Its bytes in the text, where there is one.
+    /// Position in the text; `None` for token ids.
     token: Option<TokenEntry>,
     label: u16,
     probability: f32,
 }
 
 impl ClassifyArgs {
-    /// Labels a whole text, or a pair.
+    /// Classifies a whole text or a pair.
     fn classify_whole(&self, model: &Arc<LoadedModel>) -> Result<u8> {
         let text: EncodedText = match self.input.text() {
             Some(text) => {
@@ -51,7 +50,7 @@ impl ClassifyArgs {
             None => self.input.tokens(model)?.into(),
         };
         let logits = encode::classify(model, &text)?;
-        // one label is a score of its own
+        // a single label has a sigmoid, several have a softmax
         let probability = |label: usize| match logits.len() {
             1 => 1.0 / (1.0 + (-logits[label]).exp()),
             _ => Logprobs::of(&logits, label as u32, 0).logprob.exp(),
@@ -140,7 +139,7 @@ impl Labelled {
     }
 }
 
-/// The spans that the labels make: by their tokens and, where there is a text, by their bytes.
+/// Spans formed by the labels, as token indices and, for a text, byte offsets.
 fn spans(labelled: &[Labelled], scheme: &Scheme) -> Vec<Json> {
     let mut spans = Vec::new();
     let mut first = 0;

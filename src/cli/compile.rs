@@ -8,13 +8,13 @@ use super::{print, print_json, progress};
 use anec::base::Result;
 use anec::convert::compile::compile_bundle;
 
-/// Compiles the packages of a bundle with Core ML's compiler, and notes it in the bundle.
+/// Compile the packages of a bundle with Core ML's compiler, and record them in the bundle
 #[derive(Debug, clap::Args)]
 pub struct CompileArgs {
-    /// Folder of the bundle
+    /// Bundle folder
     #[arg(default_value = ".")]
     bundle: PathBuf,
-    /// Prints the result as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }

@@ -1,4 +1,4 @@
-//! `anec completions` and `anec man`: the command line described for shells and for `man`.
+//! `anec completions` and `anec man`
 
 use std::path::PathBuf;
 
@@ -11,18 +11,17 @@ use anec::base::output::write_file;
 use anec::base::{FileError, Result};
 use anec::report::counted;
 
-/// Prints what completes anec's commands in a shell: `anec completions zsh > ~/.zfunc/_anec`, or for bash
-/// `source <(anec completions bash)`.
+/// Print shell completions: `anec completions zsh > ~/.zfunc/_anec`, or for bash `source <(anec completions bash)`
 #[derive(Debug, clap::Args)]
 pub struct CompletionsArgs {
-    /// Which shell
+    /// Shell
     shell: Shell,
 }
 
-/// Writes the manual pages, one for each verb: `man -l DIR/anec-run.1`.
+/// Write manual pages, one for each verb: `man -l DIR/anec-run.1`
 #[derive(Debug, clap::Args)]
 pub struct ManArgs {
-    /// Folder that gets the pages
+    /// Output folder
     #[arg(short, long, value_name = "DIR", default_value = ".")]
     out: PathBuf,
 }
@@ -51,11 +50,11 @@ impl ManArgs {
     }
 }
 
-/// The page of a command, with its file name.
+/// Manual page of a command, with its file name.
 fn page(command: &Command) -> (String, Vec<u8>) {
     let man = Man::new(command.clone());
     let mut text = Vec::new();
-    // writing to memory doesn't fail
+    // writing to memory can't fail
     let _ = man.render(&mut text);
     (man.get_filename(), text)
 }

@@ -14,40 +14,32 @@ use anec::convert::Outcome;
 use anec::convert::open::{open, resolve};
 use anec::report;
 
-/// Converts weights into a bundle of Core ML packages.
+/// Convert a model to Core ML packages
 ///
-/// An interrupted conversion goes on where it was when the same command is given again.
+/// Repeat the same command to resume an interrupted conversion.
 #[derive(Debug, clap::Args)]
 pub struct ConvertArgs {
     #[command(flatten)]
     input: Input,
-    /// Folder of the bundle; NAME.anec in the current folder if not given
+    /// Bundle folder [default: NAME.anec in the current folder]
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Searches for the manifest that takes least time on these chips, by the prediction, and converts with it: m4-max,a17-pro
-    /// (`anec plan --search` has more to say)
+    /// Search the manifest with the least predicted time per token on these chips, and convert with it: m4-max,a17-pro
     #[arg(long = "for", value_name = "CHIP", value_delimiter = ',')]
     targets: Vec<String>,
-    /// Threads; one for each core if not given
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    jobs: Option<u16>,
-    /// Replaces a bundle of other inputs, and starts an interrupted conversion anew
+    /// Replace a bundle of other inputs, and restart an interrupted conversion
     #[arg(long)]
     force: bool,
-    /// Leaves compilation to `anec compile`
+    /// Skip compilation (`anec compile` does it later)
     #[arg(long)]
     no_compile: bool,
-    /// Prints the result as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
 impl ConvertArgs {
     pub(super) fn run(self) -> Result<u8> {
-        if let Some(jobs) = self.jobs {
-            // fails only where the pool was made before, which nothing here does
-            let _ = rayon::ThreadPoolBuilder::new().num_threads(usize::from(jobs)).build_global();
-        }
         let mut manifest = self.input.manifest()?;
         if !self.targets.is_empty() {
             let opened = open(&manifest)?;

@@ -18,26 +18,26 @@ use anec::manifest::Manifest;
 use anec::report;
 use anec::runtime::{GenerationRequest, LoadedModel, RuntimeError, Sampling, Tokenizer};
 
-/// Converts, checks and runs a small language model that is part of this program.
+/// Convert, verify and run a small built-in model
 #[derive(Debug, clap::Args)]
 pub struct DemoArgs {
-    /// Keeps the bundle in this folder
+    /// Keep the bundle in this folder
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Text for the model to continue
+    /// Prompt
     #[arg(long, value_name = "TEXT", default_value = "It was a fine morning, and")]
     prompt: String,
-    /// Seed of the continuation
+    /// Sampling seed
     #[arg(long, value_name = "N", default_value_t = SEED)]
     seed: u64,
-    /// Prints the results as JSON
+    /// Print the results as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// A seed whose continuation reads well.
+/// Seed whose continuation reads well.
 const SEED: u64 = 2;
-/// Length of the continuation: a paragraph.
+/// Number of generated tokens: a paragraph.
 const TOKENS: usize = 120;
 
 impl DemoArgs {
@@ -45,7 +45,7 @@ impl DemoArgs {
         let folder = tempfile::tempdir().map_err(FileError::of(std::env::temp_dir(), "create a folder in"))?;
         let source = folder.path().join("model");
         unpack(&source)?;
-        // the prompt first: what can't be continued isn't worth a conversion
+        // check the prompt before converting
         let prompt = Tokenizer::open(&source.join("tokenizer.json"))?.encode(&self.prompt)?;
         if prompt.is_empty() {
             return Err(RuntimeError::NoTokens.into());

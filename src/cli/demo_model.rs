@@ -1,4 +1,4 @@
-//! The small model that is part of the program: its files, and what it has to compute.
+//! The built-in demo model: its files and its golden.
 
 use std::path::{Path, PathBuf};
 
@@ -10,10 +10,10 @@ use anec::manifest::Manifest;
 use anec::validate::{GatesReport, Golden};
 use anec::{BundleCache, CacheError, Converter, Gate, Progress, Validator};
 
-/// The built-in manifest that is for it.
+/// Built-in manifest of the model.
 pub(super) const MANIFEST: &str = "demo";
 
-/// Files of the model, part of the binary: name and contents.
+/// Files of the model, built into the binary: name and contents.
 const MODEL: [(&str, &[u8]); 5] = [
     ("config.json", include_bytes!("../../demo/model/config.json")),
     ("generation_config.json", include_bytes!("../../demo/model/generation_config.json")),
@@ -22,10 +22,10 @@ const MODEL: [(&str, &[u8]); 5] = [
     ("model.safetensors", include_bytes!("../../demo/model/model.safetensors")),
 ];
 
-/// Logits that transformers computes from the model.
+/// Golden computed with transformers.
 const GOLDEN: &[u8] = include_bytes!("../../demo/golden.safetensors");
 
-/// What the gates of form and of parity say of a bundle that was made of the model.
+/// Runs the structure and parity gates on a bundle of the model.
 pub(super) fn validate(bundle: &Path) -> Result<GatesReport> {
     let path = Path::new("demo/golden.safetensors");
     let golden = Golden::from_bytes(path, GOLDEN)?;
@@ -33,7 +33,7 @@ pub(super) fn validate(bundle: &Path) -> Result<GatesReport> {
     Ok(validator.run()?.report)
 }
 
-/// Converts the model in a temporary folder and computes it: whether this program does on this machine what it is to do.
+/// Converts the model in a temporary folder and runs the gates on it.
 pub(super) fn self_check(progress: Progress) -> Result<GatesReport> {
     let folder = tempfile::tempdir().map_err(FileError::of(std::env::temp_dir(), "create a folder in"))?;
     let (source, out) = (folder.path().join("model"), folder.path().join("demo.anec"));
@@ -48,7 +48,7 @@ pub(super) fn self_check(progress: Progress) -> Result<GatesReport> {
     validate(&out)
 }
 
-/// The folder of the model, in the user's cache; of this very model, whatever another build of the same version has.
+/// Folder of the model in the user's cache; its name has a digest because builds of one version may differ.
 pub(super) fn source() -> Result<PathBuf> {
     let digest = MODEL.iter().fold(Sha256::new(), |digest, (_, bytes)| digest.chain_update(bytes)).finalize();
     let name =
@@ -61,7 +61,7 @@ pub(super) fn source() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Writes the model's files into a folder that lacks them, each whole or not at all.
+/// Writes missing model files into a folder, each atomically.
 pub(super) fn unpack(folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(FileError::of(folder, "create"))?;
     for (name, bytes) in MODEL {

@@ -19,44 +19,45 @@ use anec::report::table::table;
 use anec::report::{bytes, counted};
 use anec::validate::GatesReport;
 
-/// Says what this machine can do: convert, validate, compile, read compute plans, run on the Neural Engine; and what is
-/// missing for the rest.
+/// Show what this machine can do and what is missing: convert, validate, compile, read compute plans, use the Neural
+/// Engine
 ///
-/// It converts a small model that is part of anec, runs it on the CPU and compares what it computes with a golden; the exit code is
-/// 1 if that differs. On a Mac, small programs show in about 30 seconds which forms of weights and states the Neural Engine takes. --probe carries
-/// out every experiment that settles a contested rule or shows a published risk, in about an hour, each in a process of
-/// its own; given again, it goes on where it was. --import says of the file that came out which rules it confirms or
-/// refutes; it needs no Mac.
+/// Converts a small built-in model, runs it on the CPU and compares the result with a golden; the exit code is 1 if
+/// they differ. On a Mac, small programs show in about 30 seconds which forms of weights and states the Neural Engine
+/// takes. --probe runs every experiment that settles a contested rule or shows a published risk, in about an hour, each
+/// in its own process; repeat the command to resume. --import evaluates such a file on any machine: which rules it
+/// confirms or refutes.
 #[derive(Debug, clap::Args)]
 pub struct DoctorArgs {
-    /// Carries out the experiments that FILE doesn't have yet, and adds what came of them
+    /// Run the experiments that FILE lacks, and add their results to it
     #[arg(long, value_name = "FILE", conflicts_with_all = ["import", "experiments", "experiment"])]
     probe: Option<PathBuf>,
-    /// Only these experiments
+    /// Run only these experiments
     #[arg(long, value_name = "ID", value_delimiter = ',', requires = "probe")]
     only: Vec<String>,
-    /// Seconds after which an experiment is ended
-    #[arg(long, value_name = "SECONDS", default_value_t = 300, requires = "probe", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Time limit of an experiment
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, requires = "probe")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     limit: u64,
-    /// Says what a file of experiments shows of the rules, as rows of evidence
+    /// Evaluate a file of experiments against the rules, as rows of evidence
     #[arg(long, value_name = "FILE", conflicts_with_all = ["experiments", "experiment"])]
     import: Option<PathBuf>,
-    /// Lists the experiments
+    /// List the experiments
     #[arg(long, conflicts_with = "experiment")]
     experiments: bool,
-    /// Carries out one experiment in this process: what --probe starts
+    /// Run one experiment in this process (started by --probe)
     #[arg(long, value_name = "ID", hide = true, requires = "outcome")]
     experiment: Option<String>,
-    /// Size of its program
+    /// Program size
     #[arg(long, hide = true, default_value = "tiny")]
     size: ProbeSize,
-    /// Where its outcome goes
+    /// File for the result
     #[arg(long, value_name = "FILE", hide = true)]
     outcome: Option<PathBuf>,
-    /// Leaves out the self-check and the self-test of the Neural Engine
+    /// Skip the self-check and the self-test of the Neural Engine
     #[arg(long)]
     quick: bool,
-    /// Prints the result as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
@@ -72,7 +73,7 @@ impl DoctorArgs {
         }
     }
 
-    /// The experiment of a name.
+    /// Returns the experiment with this id.
     fn named(id: &str) -> Result<&'static Experiment> {
         let found = experiments().iter().find(|experiment| experiment.id == id);
         Ok(found.ok_or_else(|| ProbeError::Unknown(id.to_owned()))?)
@@ -97,7 +98,10 @@ impl DoctorArgs {
             print_json(&found);
         } else {
             print(&report::experiments(&found));
-            print(&format!("{} has all of it; `anec doctor --import` says what it shows of the rules", file.display()));
+            print(&format!(
+                "results are in {}; `anec doctor --import` evaluates them against the rules",
+                file.display()
+            ));
         }
         Ok(0)
     }
@@ -151,24 +155,24 @@ impl DoctorArgs {
     }
 }
 
-/// What is known of this machine.
+/// Result of `anec doctor`.
 #[derive(Debug, Serialize)]
 struct Findings {
     #[serde(flatten)]
     machine: MachineReport,
-    /// Absent if it was left out.
+    /// Absent with `--quick`.
     #[serde(skip_serializing_if = "Option::is_none")]
     self_check: Option<SelfCheck>,
 }
 
-/// What came of converting and computing a model whose results are known.
+/// Result of converting and running the demo model.
 #[derive(Debug, Serialize)]
 struct SelfCheck {
     passed: bool,
     seconds: f64,
-    /// What the gates said, if it came that far.
+    /// Report of the gates, if they ran.
     report: Option<GatesReport>,
-    /// What kept it from coming that far.
+    /// Error that prevented the gates from running.
     error: Option<String>,
     #[serde(skip)]
     exit_code: u8,
@@ -192,7 +196,7 @@ impl SelfCheck {
     }
 
     fn text(&self) -> String {
-        let what = "self-check: the demo model, converted, run on the CPU and compared with the golden that transformers computed";
+        let what = "self-check: the demo model, converted, run on the CPU and compared with transformers' golden";
         let verdict = if self.passed { "passed" } else { "failed" };
         let detail = match (&self.report, &self.error) {
             (_, Some(error)) => error.clone(),
@@ -200,7 +204,7 @@ impl SelfCheck {
                 let checks = report.gates.iter().flat_map(|gate| &gate.checks);
                 let cosines = checks.clone().filter_map(|check| check.measured.get("cosine").copied());
                 let least =
-                    cosines.min_by(f64::total_cmp).map_or(String::new(), |least| format!(", least cosine {least:.5}"));
+                    cosines.min_by(f64::total_cmp).map_or(String::new(), |least| format!(", cosine (min) {least:.5}"));
                 format!("{}{least}, {:.1} s\n", counted(checks.count(), "check"), self.seconds)
             }
             (Some(report), _) => report::gates(report),

@@ -1,4 +1,4 @@
-//! Commands that pages name can be given: those that no test can run, for want of a model or a Mac, are parsed at least.
+//! Parses every command on the pages: many can't run in tests for want of a model or a Mac.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use clap::CommandFactory;
 
 use super::Cli;
 
-/// The pages: the front page, what is for people who join, the book.
+/// README, CONTRIBUTING and the book's pages.
 fn pages() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let book = std::fs::read_dir(root.join("book/src")).unwrap().map(|entry| entry.unwrap().path());
@@ -14,7 +14,7 @@ fn pages() -> Vec<PathBuf> {
     pages.chain(["README.md", "CONTRIBUTING.md"].map(|name| root.join(name))).collect()
 }
 
-/// The lines of the blocks of shell commands on a page, each with its number. Lines that go on are joined.
+/// Lines of the shell blocks of a page with their numbers. Continued lines are joined.
 fn commands(text: &str) -> Vec<(usize, String)> {
     let (mut found, mut block, mut open): (Vec<(usize, String)>, Option<&str>, Option<String>) = Default::default();
     for (index, line) in text.lines().enumerate() {
@@ -32,8 +32,8 @@ fn commands(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// The commands of a line as words, as a shell reads it as far as pages use one: quotes, comments, and what stands between
-/// commands. What a redirection names isn't a word of its command.
+/// Splits a line into commands and words, as a shell does for quotes, comments and separators. Redirection targets
+/// aren't words.
 fn words(line: &str) -> Vec<Vec<String>> {
     let (mut commands, mut word, mut quote, mut redirects) = (vec![Vec::new()], None::<String>, None::<char>, false);
     let end = |word: &mut Option<String>, redirects: &mut bool, commands: &mut Vec<Vec<String>>| {
@@ -56,7 +56,7 @@ fn words(line: &str) -> Vec<Vec<String>> {
                 commands.push(Vec::new());
             }
             (None, '<' | '>') => {
-                // `2>` names a stream
+                // `2>` is a stream, not a word
                 word = word.filter(|word| word.parse::<u8>().is_err());
                 end(&mut word, &mut redirects, &mut commands);
                 redirects = true;
@@ -68,7 +68,7 @@ fn words(line: &str) -> Vec<Vec<String>> {
     commands
 }
 
-/// The arguments of a command that is the program.
+/// Arguments of a command that runs `anec`.
 fn arguments(command: Vec<String>) -> Option<Vec<String>> {
     let own = |word: &String| word == "anec";
     let before = |word: &String| word == "sudo" || word == "uvx" || word.contains('=');
@@ -78,7 +78,7 @@ fn arguments(command: Vec<String>) -> Option<Vec<String>> {
 }
 
 #[test]
-fn commands_on_pages_have_the_options_of_the_program() {
+fn commands_on_pages_parse() {
     let (mut wrong, mut count) = (Vec::new(), 0);
     for page in pages() {
         let text = std::fs::read_to_string(&page).unwrap();
@@ -99,7 +99,7 @@ fn commands_on_pages_have_the_options_of_the_program() {
 }
 
 #[test]
-fn a_line_is_read_as_a_shell_reads_it() {
+fn lines_are_split_as_a_shell_splits_them() {
     let line =
         "sudo anec run b --prompt \"a # b\" --chat > out.txt 2> /dev/null && anec ls | head -3   # anec --nothing";
     let found: Vec<_> = words(line).into_iter().filter_map(arguments).collect();

@@ -1,4 +1,4 @@
-//! `--draft`: a smaller model that guesses.
+//! `--draft`: speculative decoding with a smaller model.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,37 +8,37 @@ use super::usage::UsageError;
 use anec::base::Result;
 use anec::runtime::{LoadedModel, Tokenizer};
 
-/// A smaller model that guesses.
+/// Options of speculative decoding with a draft model.
 #[derive(Debug, clap::Args)]
 pub struct DraftArgs {
-    /// Bundle of a smaller model with the same tokenizer, which guesses tokens that are checked in one call; the text stays the
-    /// same. `mtp`: the layer for that in the bundle itself, if it was converted with `draft: mtp`
+    /// Draft with this bundle, a smaller model with the same tokenizer, or with `mtp`, the bundle's own layer
+    /// (converted with `draft: mtp`); the output stays the same
     #[arg(long, value_name = "BUNDLE")]
     draft: Option<PathBuf>,
-    /// Most tokens that it guesses at a time
-    #[arg(long, value_name = "N", default_value_t = 4, requires = "draft", value_parser = guesses)]
+    /// Maximum number of draft tokens per step
+    #[arg(long, value_name = "N", default_value_t = 4, requires = "draft", value_parser = draft_tokens)]
     draft_tokens: usize,
 }
 
-/// What names the layer of the bundle itself.
+/// Value of `--draft` for the bundle's own layer.
 const OWN_LAYER: &str = "mtp";
 
-/// A number of guesses.
-fn guesses(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|count| (1..=64).contains(count)).ok_or_else(|| "it has to be from 1 to 64".into())
+/// Parses a number of draft tokens.
+fn draft_tokens(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|count| (1..=64).contains(count)).ok_or_else(|| "expected a number from 1 to 64".into())
 }
 
 impl DraftArgs {
-    /// The model and its most tokens, if there is one; `model` is what it guesses for.
+    /// Opens the draft model for `model`; returns it with the maximum number of draft tokens.
     ///
     /// # Errors
-    /// When it can't be opened, doesn't continue texts, or has other tokens.
+    /// If the draft can't be opened, doesn't generate text, or has another vocabulary.
     pub fn load(&self, runner: &Runner, model: &LoadedModel) -> Result<Option<(Arc<LoadedModel>, usize)>> {
         let Some(folder) = &self.draft else { return Ok(None) };
         if folder.as_os_str() == OWN_LAYER {
             let Some(layer) = model.draft_layer()? else {
-                let problem = format!("{} has no layer that guesses tokens", model.folder().display());
-                let help = "convert it with `--set draft=mtp`, or give --draft the bundle of a smaller model";
+                let problem = format!("{} has no draft layer", model.folder().display());
+                let help = "convert the model with `--set draft=mtp`, or give --draft the bundle of a smaller model";
                 return Err(UsageError::new(problem, help).into());
             };
             return Ok(Some((layer, self.draft_tokens)));
@@ -51,7 +51,7 @@ impl DraftArgs {
             let differs = |id: &u32| own.token_bytes(*id) != other.token_bytes(*id);
             if let Some(token) = common.into_iter().find(differs) {
                 let problem = format!(
-                    "{}: token {token} is another one there, so that what it guesses would never be right",
+                    "{}: token {token} differs from the model's, so that no draft would be accepted",
                     folder.display()
                 );
                 let help = "--draft takes a smaller model of the same family, with the same tokenizer";

@@ -13,59 +13,59 @@ use anec::convert::files;
 use anec::runtime::{Embedder, EncodedText, Tokenizer};
 use anec::validate::golden::TensorFile;
 
-/// Gives texts vectors.
+/// Compute text embeddings
 ///
-/// The file has one tensor, f32: `embedding`, [dimensions] for one text and [texts, dimensions] for several; with
-/// `--pooling none` the final hidden states, `hidden` [positions, hidden_size] for one text, `hidden.0`, `hidden.1`, … for
-/// several.
+/// The file has one f32 tensor: `embedding`, [dimensions] for one text and [texts, dimensions] for several. With
+/// `--pooling none` it has the final hidden states: `hidden` [tokens, hidden_size] for one text, `hidden.0`,
+/// `hidden.1`, … for several.
 #[derive(Debug, clap::Args)]
 pub struct EmbedArgs {
     #[command(flatten)]
     runner: Runner,
     #[command(flatten)]
     texts: Texts,
-    /// How hidden states become one; as the bundle says if not given
+    /// Pooling of the hidden states [default: the bundle's]
     #[arg(long, value_enum, value_name = "NAME")]
     pooling: Option<PoolingName>,
-    /// The file that is written
+    /// Output file
     #[arg(short, long, value_name = "F.safetensors")]
     out: PathBuf,
-    /// Prints what was written as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Texts, or their tokens.
+/// Texts, or their token ids.
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = false)]
 struct Texts {
-    /// A text; can be given several times
-    #[arg(long, value_name = "TEXT")]
-    text: Vec<String>,
-    /// Token ids of a text, with those that the model wants at its ends; can be given several times
-    #[arg(long, value_name = "ID,ID,…", value_parser = token_list)]
-    tokens: Vec<TokenList>,
+    /// Text to embed; repeatable
+    #[arg(long, alias = "text", value_name = "TEXT")]
+    prompt: Vec<String>,
+    /// Token ids of a text, special tokens included; repeatable
+    #[arg(long, alias = "tokens", value_name = "ID,ID,…", value_parser = token_list)]
+    ids: Vec<TokenList>,
 }
 
-/// Tokens of a text.
+/// Token ids of a text.
 #[derive(Clone, Debug)]
 struct TokenList(Vec<u32>);
 
 fn token_list(text: &str) -> Result<TokenList, String> {
-    let token = |id: &str| id.trim().parse::<u32>().map_err(|_| format!("`{id}` is no token id"));
+    let token = |id: &str| id.trim().parse::<u32>().map_err(|_| format!("`{id}` is not a token id"));
     text.split(',').map(token).collect::<Result<_, _>>().map(TokenList)
 }
 
-/// A way of pooling.
+/// Pooling method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum PoolingName {
     /// No pooling: all hidden states
     None,
-    /// Their mean
+    /// Mean over all tokens
     Mean,
-    /// That of the first token
+    /// First token
     Cls,
-    /// That of the last token
+    /// Last token
     Last,
 }
 
@@ -84,12 +84,12 @@ impl EmbedArgs {
     pub(super) fn run(self) -> Result<u8> {
         let model = self.runner.load()?;
         let embedder = Embedder::new(&model, self.pooling.and_then(PoolingName::pooling))?;
-        let texts: Vec<EncodedText> = if self.texts.text.is_empty() {
-            self.texts.tokens.into_iter().map(|TokenList(ids)| ids.into()).collect()
+        let texts: Vec<EncodedText> = if self.texts.prompt.is_empty() {
+            self.texts.ids.into_iter().map(|TokenList(ids)| ids.into()).collect()
         } else {
             let tokenizer = Tokenizer::of(model.bundle(), model.folder())?;
             let encoded = |text: &String| tokenizer.encode_whole(text, None, true);
-            self.texts.text.iter().map(encoded).collect::<Result<_, _>>()?
+            self.texts.prompt.iter().map(encoded).collect::<Result<_, _>>()?
         };
         let about = [
             ("bundle", model.bundle().name.clone()),

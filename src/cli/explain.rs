@@ -9,16 +9,16 @@ use anec::base::Result;
 use anec::report;
 use anec::report::table::table;
 
-/// Explains a rule of the forecast, a code of Core ML, or an exit code of anec.
+/// Explain a rule of the forecast, an error code of Core ML, or an exit code of anec
 ///
 /// For example: `anec explain state-last-axis`, `anec explain -- -14`, `anec explain "Espresso exception"`,
-/// `anec explain "exit 3"`. Without anything, lists what there is.
+/// `anec explain "exit 3"`. Without an argument, lists all of them.
 #[derive(Debug, clap::Args)]
 pub struct ExplainArgs {
-    /// A rule, a code, or a message that holds one
+    /// Rule, code, or message that contains one
     #[arg(allow_hyphen_values = true)]
     what: Option<String>,
-    /// Prints it as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
@@ -39,8 +39,8 @@ impl ExplainArgs {
         }
         let found = meaning(&what);
         if found.is_empty() {
-            let problem = format!("nothing is known of `{what}`");
-            return Err(UsageError::new(problem, "`anec explain` lists the rules and codes").into());
+            let problem = format!("unknown rule or code: `{what}`");
+            return Err(UsageError::new(problem, "run `anec explain` to list the rules and codes").into());
         }
         if self.json {
             print_json(&found);

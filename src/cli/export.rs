@@ -8,26 +8,27 @@ use super::{print, print_json, progress};
 use anec::base::Result;
 use anec::convert::{anemll, hf_swift};
 
-/// Writes a bundle in the layout of other runtimes.
+/// Export a bundle in the layout of another runtime
 #[derive(Debug, clap::Args)]
 pub struct ExportArgs {
-    /// Folder of the bundle
+    /// Bundle folder
     bundle: PathBuf,
     #[command(flatten)]
     layout: Layout,
-    /// Prints the result as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Which layout, and where.
+/// Layout and output folder.
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = false)]
 struct Layout {
-    /// The flat folder with meta.yaml that apps made for Anemll's models read
+    /// Write Anemll's layout: a flat folder with meta.yaml
     #[arg(long, value_name = "DIR")]
     anemll: Option<PathBuf>,
-    /// A folder with the one package that Hugging Face's swift-transformers runs: inputIds, causalMask, keyCache, valueCache, logits
+    /// Write the layout of Hugging Face's swift-transformers: one package (inputIds, causalMask, keyCache, valueCache,
+    /// logits)
     #[arg(long, value_name = "DIR")]
     hf_swift: Option<PathBuf>,
 }
@@ -47,7 +48,7 @@ impl ExportArgs {
                 let line = format!("{}: context {}, in {}", done.package, done.context, done.path.display());
                 self.say(&done, &line, done.compiled.is_some());
             }
-            // clap asks for one
+            // clap requires one
             (None, None) => {}
         }
         Ok(0)
@@ -55,9 +56,7 @@ impl ExportArgs {
 
     fn say(&self, done: &impl Serialize, line: &str, compiled: bool) {
         if !compiled {
-            eprintln!(
-                "note: apps load compiled models; on a Mac, `xcrun coremlcompiler compile` makes them of the packages"
-            );
+            eprintln!("note: apps load compiled models; compile them on a Mac with `xcrun coremlcompiler compile`");
         }
         if self.json {
             print_json(done);

@@ -11,28 +11,28 @@ use anec::base::Result;
 use anec::convert::files;
 use anec::validate::prompts::TextSet;
 
-/// What the golden is of.
+/// Texts or tokens of the golden.
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = false)]
 struct GoldenInput {
     /// Token ids
-    #[arg(long, value_delimiter = ',', value_name = "ID,ID,…")]
-    tokens: Option<Vec<u32>>,
-    /// Text
+    #[arg(long, alias = "tokens", value_delimiter = ',', value_name = "ID,ID,…")]
+    ids: Option<Vec<u32>>,
+    /// Prompt
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
-    /// Texts of anec's own: a short one, or many of 2,500 tokens, by which the quality of a quantized model is judged; the
-    /// logits of a vocabulary of 150,000 tokens then take 1.5 GB
+    /// Built-in texts: a short one, or 2,500 tokens for judging quantization (1.5 GB for a vocabulary of 150,000
+    /// tokens)
     #[arg(long, value_enum, value_name = "NAME")]
     texts: Option<TextsName>,
 }
 
-/// Texts of anec's own.
+/// Built-in texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum TextsName {
-    /// A few hundred tokens in one piece
+    /// One text of a few hundred tokens
     Short,
-    /// Prose, code, data, other languages, talk, and starts after a lone blank
+    /// Prose, code, data, other languages, dialogue, and texts that start with a space
     Long,
 }
 
@@ -45,27 +45,27 @@ impl TextsName {
     }
 }
 
-/// Computes a golden for `anec validate --golden`, from the source's weights, not quantized, in f32.
+/// Compute a golden for `anec validate --golden` from the source's own weights in f32
 ///
-/// Such a golden shows what quantization and fp16 cost. It can't show that a graph is wrong, because the same graph made
-/// it, and its metadata says so: tools/export_golden.py computes one with transformers. The weights go through a
-/// bundle of fp16 weights beside the file, which is removed afterwards.
+/// The golden shows what quantization and fp16 cost. It can't show an error in the graph, because the same graph
+/// computes it (its metadata says so): tools/export_golden.py computes one with transformers. The weights pass
+/// through a temporary fp16 bundle beside the file.
 #[derive(Debug, clap::Args)]
 pub struct GoldenArgs {
     #[command(flatten)]
     source: input::Input,
     #[command(flatten)]
     input: GoldenInput,
-    /// File to write
+    /// Output file
     #[arg(short, long, value_name = "FILE")]
     out: PathBuf,
-    /// Adds the hidden states between the layers
+    /// Include the hidden states between the layers
     #[arg(long)]
     hidden: bool,
-    /// Adds the N most likely tokens that follow, one after the other
+    /// Include N greedily generated tokens
     #[arg(long, value_name = "N", default_value_t = 0)]
     greedy: usize,
-    /// Prints what was written as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
@@ -79,7 +79,7 @@ impl GoldenArgs {
             .progress(progress::bytes());
         let golden = match self.input {
             GoldenInput { texts: Some(texts), .. } => builder.compute_texts(texts.set().texts())?,
-            GoldenInput { tokens: Some(tokens), .. } => builder.compute(tokens)?,
+            GoldenInput { ids: Some(ids), .. } => builder.compute(ids)?,
             GoldenInput { prompt, .. } => builder.compute(prompt.unwrap_or_default())?,
         };
         let written = files::write(&self.out, &golden.to_bytes())?;

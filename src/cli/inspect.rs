@@ -13,23 +13,23 @@ use anec::package;
 use anec::report::inspection;
 use anec::source::Source;
 
-/// Shows what is in a source (.gguf, .safetensors, .onnx, a folder of one of them), a package (.mlpackage, .mlmodel) or a bundle.
+/// Show the contents of a source (.gguf, .safetensors, .onnx, a folder), a package (.mlpackage, .mlmodel) or a bundle
 #[derive(Debug, clap::Args)]
 pub struct InspectArgs {
-    /// What to look at: a path, hf:owner/name for a source, or the name of a built-in manifest for the shapes of its model
+    /// Path, hf:owner/name, or a built-in manifest for the shapes of its model
     path: String,
-    /// Prints the program of a package as MIL text
+    /// Print a package's program as MIL text
     #[arg(long, conflicts_with = "json")]
     mil: bool,
-    /// Lists every tensor of a source on its own
+    /// List every tensor of a source
     #[arg(long)]
     all: bool,
-    /// Prints the result as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// What a path is.
+/// Kind of input.
 enum Kind {
     Bundle,
     Package,
@@ -77,17 +77,17 @@ impl InspectArgs {
         Ok(0)
     }
 
-    /// Refuses --mil for what is no package.
+    /// Rejects `--mil` for inputs that are no package.
     fn no_program(&self, what: &str) -> Result<()> {
         if self.mil {
             let problem = format!("{}: --mil prints the program of a package, and this is {what}", self.path);
-            return Err(UsageError::new(problem, "name an .mlpackage: a bundle has some in its folder").into());
+            return Err(UsageError::new(problem, "name an .mlpackage, for example one in the bundle's folder").into());
         }
         Ok(())
     }
 
-    /// What the path is, or, where nothing has that path, what the built-in manifest of that name is for: its published
-    /// configuration and shapes, or the model that ships with anec.
+    /// Opens the path or, if there is none, the built-in manifest of that name: its published configuration and shapes,
+    /// or the demo's files.
     fn source(&self) -> Result<Source> {
         match builtin::find(&self.path) {
             Ok(found) if !PathBuf::from(&self.path).exists() => match found.name {

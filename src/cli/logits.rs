@@ -12,26 +12,27 @@ use anec::convert::files;
 use anec::runtime::{Chunking, ForwardOptions, Hidden, Positions, Windows};
 use anec::validate::golden::TensorFile;
 
-/// Computes the logits after every token and writes them to a safetensors file.
+/// Compute the logits of every position and write them to a safetensors file
 ///
-/// The file has `tokens` i32 [n], `logits` f32 [n, vocabulary] and, with --hidden, `hidden.N` f32 [n, hidden size]: what
-/// enters layer N, or leaves the last one. A token classifier has a logit for each label instead; its calls are windows.
+/// The file has `tokens` i32 [tokens], `logits` f32 [tokens, vocabulary] and, with --hidden, `hidden.N` f32 [tokens,
+/// hidden_size]: the input of layer N; the last one is the output of the last layer. A token classifier has one logit
+/// per label, and its calls are windows.
 #[derive(Debug, clap::Args)]
 pub struct LogitsArgs {
     #[command(flatten)]
     runner: Runner,
     #[command(flatten)]
     input: Input,
-    /// File to write
+    /// Output file
     #[arg(short, long, value_name = "FILE")]
     out: PathBuf,
-    /// Tokens of each call; several numbers are taken in turn. As many as the functions take if not given
+    /// Tokens per call; several numbers are used in turn [default: the largest call]
     #[arg(long, value_delimiter = ',', value_name = "T,T,…")]
     chunk: Vec<u64>,
-    /// Writes the hidden states between the layers, too
+    /// Include the hidden states between the layers
     #[arg(long)]
     hidden: bool,
-    /// Prints what was written as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }

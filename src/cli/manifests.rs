@@ -7,12 +7,12 @@ use anec::base::Result;
 use anec::manifest::{Manifest, builtin};
 use anec::report;
 
-/// Lists the built-in manifests, or prints one.
+/// List the built-in manifests, or print one
 #[derive(Debug, clap::Args)]
 pub struct ManifestsArgs {
-    /// Prints this manifest
+    /// Manifest to print
     name: Option<String>,
-    /// Prints the result as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }

@@ -1,4 +1,4 @@
-//! What verbs that run a bundle take: its folder, a precision, a backend; tokens or text.
+//! Options of verbs that run a bundle: folder, precision, backend; prompts and token ids.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,63 +17,58 @@ use anec::runtime::{CachePrecision, CpuOptions, LoadedModel, PhaseUnits, Tokeniz
 use anec::source::hub;
 use anec::{BundleCache, Prompt};
 
-/// A bundle, and how it is run.
+/// Bundle and how to run it.
 #[derive(Clone, Debug, Args)]
 pub struct Runner {
-    /// Folder of the bundle; or a model: hf:owner/name[@revision][/file], or the name of a built-in manifest, which is converted
-    /// once, into the cache
+    /// Bundle folder; or hf:owner/name[@revision][/file] or a built-in manifest, converted once into the cache
     bundle: PathBuf,
-    /// Precision of fp16 values on the CPU: `f32`; `i16`, with activations of 16 bits in products with compressed weights and
-    /// calls of up to 64 tokens where a function has a range, which is faster; `f16`, rounded after every op; `ane`, with the
-    /// Neural Engine's arithmetic as far as it is published, a simulation; `ane-without-EFFECT+EFFECT`, without some of it
+    /// Precision on the CPU: f32; i16 (16-bit activations, fastest); f16 (rounded after every op); ane (simulates the
+    /// Neural Engine); ane-without-EFFECT+EFFECT
     #[arg(long, value_name = "NAME", default_value_t = Precision::F32)]
     precision: Precision,
-    /// How keys and values are kept on the CPU: `f32`, as they were computed; `f16`, rounded as a device keeps them, which takes half of
-    /// the memory, and less time for each token of a long text
+    /// Precision of the KV cache on the CPU: f32, or f16 (half the memory, faster for long texts)
     #[arg(long, value_name = "NAME", default_value_t = CachePrecision::F32)]
     cache_precision: CachePrecision,
     #[command(flatten)]
     backend: Backend,
-    /// The devices that Core ML may use for tokens that are written one after the other, where these are others than for
-    /// prompts; the states of a text are copied between them once
+    /// Core ML's devices for decode, if others than for prefill; states are copied once
     #[arg(long, value_enum, value_name = "UNITS")]
     decode_units: Option<ComputeUnits>,
-    /// Weights that functions may have in memory, in units of 1,000,000 bytes: those that were needed longest ago are let go
-    /// for others. On Core ML each function has a copy of its own
+    /// Limit for loaded weights in MB (10^6 bytes): the least recently used functions are unloaded (on Core ML, each
+    /// function has its own copy)
     #[arg(long, value_name = "N", value_parser = megabytes)]
     max_memory_mb: Option<u64>,
 }
 
-/// The precision that verbs have which write texts, where none is named: the fastest of those that are as exact as fp16
-/// activations are.
+/// Default precision of verbs that generate text: the fastest that is as exact as fp16 activations.
 pub const TEXT_PRECISION: fn(clap::Arg) -> clap::Arg = |precision| precision.default_value("i16");
 
-/// Bytes, of a number of megabytes.
+/// Parses a number of megabytes into bytes.
 fn megabytes(text: &str) -> Result<u64, String> {
     let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
     number.map(|number| (number * 1e6) as u64).ok_or_else(|| "expected a number of megabytes above 0".into())
 }
 
-/// What runs a bundle.
+/// Options of the backend.
 #[derive(Clone, Debug, Args)]
 pub struct Backend {
-    /// What runs it
+    /// Backend
     #[arg(long, value_enum, value_name = "NAME", default_value_t = BackendName::Cpu)]
     backend: BackendName,
-    /// The devices that Core ML may use; cpu-and-neural-engine if not given
+    /// Core ML's devices [default: cpu-and-neural-engine]
     #[arg(long, value_enum, value_name = "UNITS")]
     compute_units: Option<ComputeUnits>,
 }
 
 impl Backend {
-    /// What Core ML may use, where that is the backend.
+    /// Core ML's devices, or `None` for the CPU executor.
     ///
     /// # Errors
-    /// When devices are named and it isn't.
+    /// If devices are given for the CPU executor.
     pub fn core_ml(&self) -> Result<Option<ComputeUnits>> {
         match (self.backend, self.compute_units) {
             (BackendName::Cpu, Some(_)) => {
-                let problem = "--compute-units names devices of Core ML, and the CPU executor runs the bundle";
+                let problem = "--compute-units names devices of Core ML, but the backend is the CPU executor";
                 Err(UsageError::new(problem, "add --backend coreml, or leave out --compute-units").into())
             }
             (BackendName::Cpu, None) => Ok(None),
@@ -82,7 +77,7 @@ impl Backend {
     }
 }
 
-/// A backend.
+/// Backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BackendName {
     /// The CPU executor
@@ -92,15 +87,15 @@ pub enum BackendName {
 }
 
 impl Runner {
-    /// Another bundle, run the same way.
+    /// Returns the same options for another bundle.
     pub fn another(&self, bundle: &Path) -> Runner {
         Runner { bundle: bundle.to_owned(), ..self.clone() }
     }
 
-    /// Opens the bundle. Nothing is loaded yet.
+    /// Opens the bundle without loading functions.
     ///
     /// # Errors
-    /// When there is none, it contradicts itself, or the backend isn't available.
+    /// If the bundle is missing or invalid, or the backend isn't available.
     pub fn open(&self) -> Result<Arc<LoadedModel>> {
         let units = self.units()?;
         let bundle = self.folder()?;
@@ -110,7 +105,7 @@ impl Runner {
                     precision: self.precision,
                     caches: self.cache_precision,
                     max_memory_bytes: self.max_memory_mb,
-                    // other precisions are compared with what makes the bundle's calls
+                    // other precisions are compared with validation, which uses the bundle's calls
                     wide_calls: self.precision == Precision::I16,
                 };
                 LoadedModel::on_cpu_with(&bundle, &options)?
@@ -118,29 +113,29 @@ impl Runner {
             Some(units) => coreml::open(&bundle, units, self.max_memory_mb)?,
         };
         if let Some(units) = units {
-            // devices are never chosen silently
+            // report the devices that were chosen
             eprintln!("Core ML with {units}");
         }
         let needed = model.weights_of_a_token();
         if self.max_memory_mb.is_some_and(|limit| limit < needed) {
             let needed = needed as f64 / 1e6;
-            eprintln!("warning: a token needs {needed:.1} MB of weights: functions are loaded again for every one");
+            eprintln!("warning: a token needs {needed:.1} MB of weights: functions are reloaded for every token");
         }
         Ok(model)
     }
 
-    /// The devices that Core ML may use, where that is the backend.
+    /// Core ML's devices for each phase, or `None` for the CPU executor.
     fn units(&self) -> Result<Option<PhaseUnits>> {
         match (self.backend.core_ml()?, self.decode_units) {
             (None, Some(_)) => {
-                let problem = "--decode-units names devices of Core ML, and the CPU executor runs the bundle";
+                let problem = "--decode-units names devices of Core ML, but the backend is the CPU executor";
                 Err(UsageError::new(problem, "add --backend coreml, or leave out --decode-units").into())
             }
             (units, writing) => Ok(units.map(|prompt| PhaseUnits { prompt, writing: writing.unwrap_or(prompt) })),
         }
     }
 
-    /// The bundle's folder: what is a model's name and no path is looked for in the cache, and converted if it isn't there.
+    /// Folder of the bundle. A model name is looked up in the cache and converted on a miss.
     fn folder(&self) -> Result<PathBuf> {
         let Some(named) = self.bundle.to_str().filter(|_| !self.bundle.exists()) else {
             return Ok(self.bundle.clone());
@@ -164,10 +159,10 @@ impl Runner {
         folder
     }
 
-    /// Opens the bundle and loads what a text begins with, with a progress bar where that takes long.
+    /// Opens the bundle and loads the functions for a prompt, with a progress bar.
     ///
     /// # Errors
-    /// As [`Runner::open`], and when a function can't be loaded.
+    /// Returns any error from [`Runner::open`], and if a function can't be loaded.
     pub fn load(&self) -> Result<Arc<LoadedModel>> {
         let model = self.open()?;
         if self.core_ml().is_some() {
@@ -182,7 +177,7 @@ impl Runner {
         self.units().ok().flatten()
     }
 
-    /// How numbers are computed with and kept: the names of the precisions, or Core ML's units.
+    /// Name of the precision, or of Core ML's units.
     pub fn precision(&self) -> String {
         match (self.core_ml(), self.cache_precision) {
             (Some(units), _) => units.to_string(),
@@ -191,7 +186,7 @@ impl Runner {
         }
     }
 
-    /// What computes, for people.
+    /// Name of the device, for messages.
     pub fn device(&self) -> String {
         match self.core_ml() {
             None => format!("CPU ({})", self.precision()),
@@ -200,25 +195,25 @@ impl Runner {
     }
 }
 
-/// How a text is labelled.
+/// Options for labelling tokens.
 #[derive(Debug, Args)]
 pub struct Labels {
-    /// Tokens of the largest call; as many as the functions take if not given. The labels stay the same
+    /// Tokens of the largest call; doesn't change the labels [default: the largest function]
     #[arg(long, value_name = "T")]
     pub window: Option<u64>,
-    /// A viterbi_calibration.json, whose biases make for more or fewer spans
+    /// viterbi_calibration.json with biases for more or fewer spans
     #[arg(long, value_name = "FILE")]
     calibration: Option<PathBuf>,
-    /// The operating point of the calibration
+    /// Operating point of the calibration
     #[arg(long, value_name = "NAME", default_value = "default", requires = "calibration")]
     operating_point: String,
 }
 
 impl Labels {
-    /// What transitions between labels add.
+    /// Biases of the transitions between labels.
     ///
     /// # Errors
-    /// When the calibration can't be read.
+    /// If the calibration can't be read.
     pub fn biases(&self) -> Result<Biases> {
         Ok(match &self.calibration {
             None => Biases::default(),
@@ -227,40 +222,40 @@ impl Labels {
     }
 }
 
-/// Tokens, or text that becomes tokens.
+/// Prompt or token ids.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct Input {
     /// Token ids
-    #[arg(long, value_delimiter = ',', value_name = "ID,ID,…")]
-    tokens: Option<Vec<u32>>,
-    /// Text
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, alias = "tokens", value_delimiter = ',', value_name = "ID,ID,…")]
+    ids: Option<Vec<u32>>,
+    /// Prompt
+    #[arg(long, alias = "text", value_name = "TEXT")]
     prompt: Option<String>,
 }
 
 impl From<Input> for Prompt {
     fn from(input: Input) -> Self {
-        match (input.tokens, input.prompt) {
-            (Some(tokens), _) => Prompt::Tokens(tokens),
+        match (input.ids, input.prompt) {
+            (Some(ids), _) => Prompt::Tokens(ids),
             (None, prompt) => Prompt::Text(prompt.unwrap_or_default()),
         }
     }
 }
 
 impl Input {
-    /// The text, if that is what was given.
+    /// Prompt, if given.
     pub fn text(&self) -> Option<&str> {
         self.prompt.as_deref()
     }
 
-    /// The tokens.
+    /// Token ids, given or of the prompt.
     ///
     /// # Errors
-    /// When text is given and the bundle has no tokenizer.
+    /// If a prompt is given and the bundle has no tokenizer.
     pub fn tokens(&self, model: &LoadedModel) -> Result<Vec<u32>> {
-        match (&self.tokens, &self.prompt) {
-            (Some(tokens), _) => Ok(tokens.clone()),
+        match (&self.ids, &self.prompt) {
+            (Some(ids), _) => Ok(ids.clone()),
             (None, prompt) => {
                 let tokenizer = Tokenizer::of(model.bundle(), model.folder())?;
                 Ok(tokenizer.encode(prompt.as_deref().unwrap_or_default())?)

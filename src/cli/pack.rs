@@ -12,31 +12,31 @@ use anec::package::archive;
 use anec::report::{bytes, counted};
 use anec::runtime::RuntimeError;
 
-/// Packs a bundle into one zip file. Equal bundles give equal files.
+/// Pack a bundle into one reproducible zip file
 #[derive(Debug, clap::Args)]
 pub struct PackArgs {
-    /// Folder of the bundle
+    /// Bundle folder
     bundle: PathBuf,
-    /// The file; BUNDLE.zip if not given
+    /// Output file [default: BUNDLE.zip]
     #[arg(short, long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Replaces a file that is there
+    /// Replace an existing file
     #[arg(long)]
     force: bool,
-    /// Prints the result as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Unpacks a bundle. Archives that are damaged, lead out of the folder or are larger than announced are refused.
+/// Unpack a bundle; damaged or unsafe archives are refused
 #[derive(Debug, clap::Args)]
 pub struct UnpackArgs {
-    /// The zip file
+    /// Zip file
     archive: PathBuf,
-    /// Folder of the bundle; the file's name without .zip if not given
+    /// Bundle folder [default: the file's name without .zip]
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Prints the result as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
@@ -73,7 +73,7 @@ impl UnpackArgs {
             false => Err(RuntimeError::NoBundle { path: self.archive }.into()),
         };
         if let Err(error) = read {
-            // the folder was made here, and nobody else has seen it
+            // this call created the folder
             let _ = std::fs::remove_dir_all(&out);
             return Err(error);
         }
@@ -90,7 +90,7 @@ fn finish(as_json: bool, out: &Path, archived: archive::Archived, what: &str) ->
     Ok(0)
 }
 
-/// A folder's name with an extension after all that it has: `model-1.5.anec` becomes `model-1.5.anec.zip`.
+/// Appends an extension: `model-1.5.anec` becomes `model-1.5.anec.zip`.
 fn with_extension(path: &Path, extension: &str) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let mut name = path.file_name().unwrap_or_default().to_owned();

@@ -6,7 +6,7 @@ use anec::base::input::read_text;
 
 use serde_json::json;
 
-use super::{MOST_TEXT, print, print_json};
+use super::{MAX_TEXT_BYTES, print, print_json};
 use anec::base::Result;
 use anec::bundle::Bundle;
 use anec::candidates;
@@ -16,32 +16,33 @@ use anec::runtime::{RuntimeError, Tokenizer};
 use anec::validate::perplexity::{word_perplexity, words};
 use anec::validate::{Candidate, Perplexity, perplexity, prompts};
 
-/// Measures how well a bundle predicts a text: exp of the mean negative log likelihood of its tokens, and by words.
+/// Measure the perplexity of a bundle on a text, by tokens and by words
 ///
-/// By words, the sum over the tokens is divided by the number of words that white space divides the text into, as lm-eval
-/// does: models with different tokenizers can be compared by it.
+/// Word perplexity divides the negative log-likelihood by the number of words between white space, as lm-eval does, so
+/// that models with different tokenizers can be compared.
 ///
-/// Several precisions, and another bundle of the same model (--against, one without quantization, say), are compared.
+/// Several precisions, and another bundle of the same model (--against), are compared.
 #[derive(Debug, clap::Args)]
 pub struct PerplexityArgs {
-    /// Folder of the bundle
+    /// Bundle folder
     bundle: PathBuf,
-    /// Text; prose, code and numbers of anec's own if not given
+    /// Text file [default: built-in prose, code and numbers]
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
-    /// Most tokens of the text
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..))]
-    positions: u32,
-    /// Tokens that are seen at a time
+    /// Maximum number of tokens of the text
+    #[arg(long, alias = "positions", value_name = "N", default_value_t = 512)]
+    #[arg(value_parser = clap::value_parser!(u32).range(2..))]
+    max_tokens: u32,
+    /// Number of tokens per window
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(2..))]
     window: u32,
     /// Precisions: f32, i16, f16, ane (simulated), ane-without-EFFECT+EFFECT
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_values_t = [Precision::F32])]
     precision: Vec<Precision>,
-    /// Another bundle, with which the first is compared
+    /// Bundle to compare with
     #[arg(long, value_name = "DIR")]
     against: Option<PathBuf>,
-    /// Prints the result as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
@@ -50,9 +51,9 @@ impl PerplexityArgs {
     pub(super) fn run(self) -> Result<u8> {
         let text = match &self.text {
             None => prompts::text().to_owned(),
-            Some(path) => read_text(path, MOST_TEXT)?,
+            Some(path) => read_text(path, MAX_TEXT_BYTES)?,
         };
-        // the text is compared, so both get the tokens of the first bundle's tokenizer
+        // both bundles get the same tokens
         let tokenizer = Tokenizer::of(&Bundle::read(&self.bundle)?, &self.bundle)?;
         let mut tokens = tokenizer.encode(&text)?;
         if let Some(other) = &self.against
@@ -61,7 +62,7 @@ impl PerplexityArgs {
             let (one, other) = (self.bundle.clone(), other.clone());
             return Err(RuntimeError::UnlikeTokenizers { one, other }.into());
         }
-        tokens.truncate(self.positions as usize);
+        tokens.truncate(self.max_tokens as usize);
         let words = words(&tokenizer.decode(&tokens, false)?);
         let by_words = |found: &Perplexity| word_perplexity(found.loss * found.tokens as f64, words);
         let mut measured = Vec::new();

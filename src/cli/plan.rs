@@ -21,27 +21,27 @@ use anec::manifest::Manifest;
 use anec::report;
 use anec::source::SourceKind;
 
-/// Shows what a conversion would emit, without reading weights: packages, functions, bytes, an estimate of speed, and a
-/// forecast of what keeps ops off the Neural Engine.
+/// Preview a conversion without reading weights: packages, functions, sizes, estimated speed, and a forecast for the
+/// Neural Engine
 ///
-/// --for predicts the speed on chips. --search finds the manifest with the least predicted time for each token, and prints
-/// it with the reason of every choice.
+/// --for predicts the speed on chips. --search prints the manifest with the least predicted time per token, with the
+/// reason for every choice.
 #[derive(Debug, clap::Args)]
 pub struct PlanArgs {
     #[command(flatten)]
     input: Input,
-    /// Predicts the speed on these chips, and keeps to the rules about them: m4-max,a17-pro; m5@27 is an M5 with OS 27
+    /// Predict the speed on these chips and apply their rules: m4-max,a17-pro; m5@27 is an M5 with OS 27
     #[arg(long = "for", value_name = "CHIP", value_delimiter = ',')]
     targets: Vec<String>,
-    /// Searches for the manifest that takes least time on the chips
+    /// Search the manifest with the least predicted time per token
     #[arg(long, requires = "targets")]
     search: bool,
     #[command(flatten)]
     limits: Limits,
-    /// Writes the manifest that was found, instead of printing it
+    /// Write the manifest to a file instead of printing it
     #[arg(short, long, value_name = "FILE", requires = "search")]
     out: Option<PathBuf>,
-    /// Prints the plan as JSON
+    /// Print the plan as JSON
     #[arg(long)]
     json: bool,
 }
@@ -49,13 +49,13 @@ pub struct PlanArgs {
 /// Limits of a search.
 #[derive(Debug, clap::Args)]
 struct Limits {
-    /// Weights of one package at most, in units of 1,000,000 bytes; what rules and chips allow if not given
+    /// Maximum weights per package in MB (10^6 bytes) [default: the limits of rules and chips]
     #[arg(long, value_name = "N", requires = "search", value_parser = megabytes)]
     max_mb: Option<f64>,
-    /// Memory with the functions of a text loaded at most, likewise
+    /// Maximum memory with the functions for a text loaded, in MB
     #[arg(long, value_name = "N", requires = "search", value_parser = megabytes)]
     max_memory_mb: Option<f64>,
-    /// Fewest bits of a weight; 8 if not given
+    /// Fewest bits per weight [default: 8]
     #[arg(long, value_name = "N", requires = "search", value_parser = clap::value_parser!(u32).range(1..=16))]
     least_bits: Option<u32>,
 }
@@ -65,7 +65,7 @@ fn megabytes(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| "expected a number of megabytes above 0".into())
 }
 
-/// The targets of names.
+/// Parses the names of chips.
 pub(super) fn targets(names: &[String]) -> Result<Vec<ChipTarget<'static>>, ChipError> {
     names.iter().map(|name| ChipTable::built_in().target(name)).collect()
 }
@@ -93,7 +93,7 @@ impl PlanArgs {
         let predictions = predict(manifest, &*opened.model, &plan, targets)?;
         let mut findings = Vec::new();
         for package in &plan.packages {
-            // the graphs are built, their weights are not read
+            // builds the graphs without reading weights
             let mut emitter = Emitter::new(&manifest.quant);
             let (program, _) = build_package(&*opened.model, &plan.form, package, &mut emitter)?;
             let name = format!("{}.mlpackage", package.name);
@@ -111,7 +111,7 @@ impl PlanArgs {
             print_json(&json);
         } else {
             if opened.source.kind() == SourceKind::Shapes {
-                print("shapes from the built-in configuration; the weights, which aren't here, were not looked at\n");
+                print("shapes from the built-in configuration; weights were not read\n");
             }
             print(&report::plan(manifest, opened.model.facts(), &plan, &estimate, &forms));
             print(&report::transforms(&transforms, &notes));
@@ -132,8 +132,8 @@ impl PlanArgs {
         let found = search(manifest, &*opened.model, targets, &limits)?;
         if let Some(out) = &self.out {
             if out.exists() {
-                let problem = format!("{} is there already", out.display());
-                return Err(UsageError::new(problem, "remove it, or give another name").into());
+                let problem = format!("{} already exists", out.display());
+                return Err(UsageError::new(problem, "remove it, or choose another name").into());
             }
             write_file(out, found.to_yaml().as_bytes())?;
         }
@@ -153,7 +153,7 @@ impl PlanArgs {
             Some(out) => {
                 print(&report::choices(&found.reasons));
                 print(&format!("\n{}", report::predictions(&found.predictions)));
-                print(&format!("{} has the manifest", out.display()));
+                print(&format!("wrote the manifest to {}", out.display()));
             }
         }
         Ok(0)

@@ -1,15 +1,15 @@
-//! Progress bars on stderr; silent where that is no terminal.
+//! Progress bars on stderr; hidden unless it is a terminal.
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 use anec::base::progress::{Progress, ProgressEvent};
 
-/// A bar of bytes and time left. Its length is set once it is known.
+/// Progress bar of bytes with the remaining time. `ProgressEvent::Total` sets its length.
 pub fn bytes() -> Progress {
     bar("{msg:28!} {bar:32} {bytes:>10} of {total_bytes}  {bytes_per_sec}  {eta} left", "")
 }
 
-/// A bar that counts `what`.
+/// Progress bar that counts `what`.
 pub fn counting(what: &'static str) -> Progress {
     bar("{msg:28!} {bar:32} {pos} of {len}  {elapsed}", what)
 }

@@ -15,31 +15,32 @@ use anec::calibrate::sensitivity::{TOKENS, formats};
 use anec::manifest::{QuantPlan, WeightFormat};
 use anec::report;
 
-/// Measures what number formats cost a model, role by role and layer by layer, and chooses them under a budget.
+/// Measure the cost of number formats by role and layer, and choose formats under a budget
 ///
-/// Weights of one role in one layer at a time are put into a format; what the model's predictions then differ from its
-/// own, on a few hundred tokens, is what the format costs there. What was measured is kept in NAME.sensitivities.json,
-/// where the next run finds it, and a conversion with `quant.plan`.
+/// Quantizes the weights of one role in one layer at a time; the cost is the change of the model's predictions on a few
+/// hundred tokens. Measurements are stored in NAME.sensitivities.json, which later runs and conversions with
+/// `quant.plan` reuse.
 #[derive(Debug, clap::Args)]
 pub struct QuantArgs {
     #[command(flatten)]
     input: Input,
-    /// Kinds of numbers, such as int8,palette6,int4; all that the Neural Engine has if not given
+    /// Formats, for example int8,palette6,int4 [default: all that the Neural Engine supports]
     #[arg(long, value_delimiter = ',', value_name = "NAME,…", value_parser = kind)]
     weights: Vec<WeightFormat>,
-    /// Budget: bits=5 (for each weight), max_mb=400 (all packages) or kl=0.01 (nats); the manifest's if not given
+    /// Budget: bits=5 (per weight), max_mb=400 (all packages) or kl=0.01 (nats) [default: the manifest's]
     #[arg(long, value_name = "KEY=NUMBER", value_parser = budget)]
     plan: Option<QuantPlan>,
-    /// Tokens of the calibration text that are run
-    #[arg(long, value_name = "N", default_value_t = TOKENS as u32, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    tokens: u32,
-    /// Writes the manifest that has the chosen formats
+    /// Number of tokens of the calibration text
+    #[arg(long, alias = "tokens", value_name = "N", default_value_t = TOKENS as u32)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
+    max_tokens: u32,
+    /// Write the manifest with the chosen formats
     #[arg(short, long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Writes a plot
+    /// Write a plot
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Prints the result as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
@@ -65,12 +66,12 @@ impl QuantArgs {
         let manifest = self.input.manifest()?;
         let budget = self.plan.or(manifest.quant.plan);
         if self.out.is_some() && budget.is_none() {
-            let problem = "--out needs a budget, and neither --plan nor `quant.plan` is given";
+            let problem = "--out needs a budget, and neither --plan nor `quant.plan` sets one";
             let help = "add --plan bits=5, --plan max_mb=400 or --plan kl=0.01";
             return Err(UsageError::new(problem, help).into());
         }
         let converter = Converter::new(manifest.clone()).progress(progress::counting(""));
-        let mut measured = converter.sensitivities(&formats(&self.weights), self.tokens as usize)?;
+        let mut measured = converter.sensitivities(&formats(&self.weights), self.max_tokens as usize)?;
         let planned = budget.map(|budget| plan::plan(&manifest, budget, &measured)).transpose()?;
         if let Some(planned) = &planned {
             measured.groups.clone_from(&planned.report.groups);

@@ -13,28 +13,27 @@ use super::model::{Labels, Runner};
 use anec::base::Result;
 use anec::runtime::classify::redact::{Piece, RedactionSummary, Redactor};
 
-/// Bytes that are read at a time.
+/// Size in bytes of a read.
 const READ: usize = 1 << 16;
 
-/// Takes private spans out of a text: in place of each stands its kind, `<PRIVATE_PERSON>`.
+/// Redact private spans in a text of any length: each is replaced by its kind, such as `<PRIVATE_PERSON>`
 ///
-/// The text may be of any length: it is read, labelled and written as it goes, in bounded memory. All bytes outside of spans
-/// stay as they are. How many spans of each kind there were goes to stderr.
+/// The text is processed as a stream in bounded memory. Bytes outside of spans don't change. A summary goes to stderr.
 #[derive(Debug, clap::Args)]
 pub struct RedactArgs {
     #[command(flatten)]
     runner: Runner,
-    /// Text to redact; `-`, or nothing, reads stdin
+    /// Text file; `-` or nothing reads stdin
     file: Option<PathBuf>,
-    /// File to write; stdout if not given
+    /// Output file [default: stdout]
     #[arg(short, long, value_name = "FILE")]
     out: Option<PathBuf>,
     #[command(flatten)]
     labels: Labels,
-    /// Kinds of spans that are taken out, for example private_person,private_email; all if not given
+    /// Kinds of spans to redact, for example private_person,private_email [default: all]
     #[arg(long = "labels", value_delimiter = ',', value_name = "KIND,KIND,…")]
     kinds: Vec<String>,
-    /// Writes the spans instead of the text, a JSON object on each line: label, start and end in bytes
+    /// Print the spans as JSON lines (label, start and end in bytes) instead of the text
     #[arg(long)]
     json: bool,
 }
@@ -81,7 +80,7 @@ impl RedactArgs {
     }
 }
 
-/// What was found, in one line.
+/// One-line summary.
 fn report(summary: &RedactionSummary, seconds: f64) -> String {
     let total: u64 = summary.spans.values().sum();
     let kinds: Vec<String> = summary.spans.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
@@ -94,7 +93,7 @@ fn report(summary: &RedactionSummary, seconds: f64) -> String {
     )
 }
 
-/// Where the result goes.
+/// Destination of the result.
 enum Out {
     Stdout(BufWriter<std::io::StdoutLock<'static>>),
     File(PathBuf, BufWriter<OutputFile>),

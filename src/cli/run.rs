@@ -21,9 +21,9 @@ use anec::runtime::{
     TextGeneration, Tokenizer,
 };
 
-/// Continues a prompt: text in, text out.
+/// Generate text from a prompt
 ///
-/// The text goes to stdout as it comes; how fast it came, to stderr.
+/// The text is streamed to stdout; the speed goes to stderr.
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("precision", TEXT_PRECISION))]
 pub struct RunArgs {
@@ -35,30 +35,30 @@ pub struct RunArgs {
     sampling: SamplingArgs,
     #[command(flatten)]
     draft: DraftArgs,
-    /// Makes the text JSON by the JSON Schema in this file
+    /// Constrain the output to the JSON Schema in this file
     #[arg(long, value_name = "FILE", conflicts_with = "ids")]
     json_schema: Option<PathBuf>,
-    /// Prints one JSON object at the end instead: prompt_ids, ids, text, finish, timings
+    /// Print one JSON object at the end instead: prompt_ids, ids, text, finish, timings
     #[arg(long)]
     json: bool,
 }
 
-/// What is continued.
+/// Text or token ids to continue.
 #[derive(Debug, clap::Args)]
 struct Prompt {
-    /// Text to continue; `-` reads it from stdin
+    /// Prompt; `-` reads it from stdin
     #[arg(long, value_name = "TEXT", required_unless_present = "ids", conflicts_with = "ids")]
     prompt: Option<String>,
-    /// Token ids to continue
+    /// Token ids
     #[arg(long, value_delimiter = ',', value_name = "ID,ID,…")]
     ids: Option<Vec<u32>>,
-    /// Takes the text as a user's message and lets the model answer, by its chat template
+    /// Apply the chat template: the prompt is a user message
     #[arg(long, conflicts_with = "ids")]
     chat: bool,
-    /// A system message before it
+    /// System message
     #[arg(long, value_name = "TEXT", requires = "chat")]
     system: Option<String>,
-    /// Special tokens that are written out in the text (`<|fim_prefix|>`) count as such; else they are letters like all others
+    /// Parse special tokens in the prompt (`<|fim_prefix|>`) instead of treating them as plain text
     #[arg(long, conflicts_with = "ids")]
     special: bool,
 }
@@ -67,7 +67,7 @@ impl RunArgs {
     pub(super) fn run(self) -> Result<u8> {
         let model = self.runner.load()?;
         model.continues_texts()?;
-        // the weights are read while the vocabulary is
+        // the vocabulary is read while the weights load
         let tokenizer = || Tokenizer::of(model.bundle(), model.folder());
         let (tokenizer, ()) = rayon::join(tokenizer, || model.preload());
         let tokenizer = match tokenizer {
@@ -102,8 +102,8 @@ impl RunArgs {
             eprintln!("{}", summary(request.prompt.len(), &generation));
         }
         if constrained && generation.finish != Finish::Stop {
-            let help = "give it more room with --max-tokens, or bound the strings and lists of the schema";
-            return Err(UsageError::new("the text ends before its JSON does", help).into());
+            let help = "increase --max-tokens, or bound the strings and arrays of the schema";
+            return Err(UsageError::new("the text ended before its JSON was complete", help).into());
         }
         Ok(0)
     }
@@ -136,17 +136,17 @@ impl Prompt {
     }
 }
 
-/// Bytes of a JSON Schema, at most.
-const MOST_SCHEMA: u64 = 16 << 20;
+/// Largest size in bytes of a JSON Schema.
+const MAX_SCHEMA_BYTES: u64 = 16 << 20;
 
-/// Bytes of a text that can fit the model: no token has more than the longest one.
+/// Upper bound in bytes of a text that fits the context: no token is longer than the longest one.
 fn longest(model: &LoadedModel, tokenizer: &Tokenizer) -> u64 {
     let tokens = (0..tokenizer.len() as u32).map(|id| tokenizer.token_bytes(id).len());
     model.context() * tokens.max().unwrap_or(1).max(1) as u64
 }
 
 fn json_schema(file: &Path, model: &LoadedModel, tokenizer: &Tokenizer) -> Result<Constraint> {
-    let bytes = read(file, MOST_SCHEMA)?;
+    let bytes = read(file, MAX_SCHEMA_BYTES)?;
     let schema = serde_json::from_slice(&bytes).map_err(|error| {
         let problem = format!("{}: it isn't JSON: {error}", file.display());
         UsageError::new(problem, "--json-schema takes a file that holds a JSON Schema")
@@ -155,7 +155,7 @@ fn json_schema(file: &Path, model: &LoadedModel, tokenizer: &Tokenizer) -> Resul
     Ok(grammars.start(&Grammar::JsonSchema(schema))?)
 }
 
-/// Generates to the end; with a tokenizer, as text. `each` gets every part of it, and says whether more is wanted.
+/// Generates to the end; with a tokenizer, as text. `each` receives every part and returns whether to continue.
 pub(super) fn write(
     mut generation: Generation,
     tokenizer: Option<&Arc<Tokenizer>>,
@@ -175,7 +175,7 @@ pub(super) fn write(
     Ok((deltas.generation().output(), Some(text)))
 }
 
-/// Shows a part of a text. A reader that went away wants no more.
+/// Prints a part of a text; returns whether to continue.
 pub(super) fn show(text: &str) -> bool {
     super::put(text)
 }
@@ -195,7 +195,7 @@ fn result(request: &GenerationRequest, generation: &GenerationOutput, text: Opti
     })
 }
 
-/// How fast a text came, in one line.
+/// One-line summary of the speed.
 pub(super) fn summary(prompt: usize, generation: &GenerationOutput) -> String {
     let timings = generation.timings;
     let speculation = match generation.speculation {

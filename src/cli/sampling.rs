@@ -1,58 +1,58 @@
-//! How verbs that write text choose its tokens, and when they stop.
+//! Options for sampling and stopping.
 
 use clap::Args;
 
 use anec::runtime::{GenerationRequest, LoadedModel, RuntimeError, Sampling};
 
-/// How tokens are chosen, and where the text ends.
+/// Options for sampling and stopping.
 #[derive(Debug, Args)]
 pub struct SamplingArgs {
-    /// Most tokens to add
+    /// Maximum number of tokens to generate
     #[arg(long, value_name = "N", default_value_t = 128)]
     max_tokens: usize,
-    /// 0 takes the most likely token each time; higher is bolder
+    /// Sampling temperature; 0 is greedy
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
     temperature: f32,
-    /// Only the N most likely tokens; 0 for all
+    /// Sample from the N most likely tokens; 0 disables it
     #[arg(long, value_name = "N", default_value_t = 0)]
     top_k: usize,
-    /// Only the most likely tokens that together have this probability
+    /// Sample from the most likely tokens with this total probability (nucleus)
     #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
     top_p: f32,
-    /// Only tokens with at least this share of the most likely one's probability
+    /// Sample from tokens with at least this fraction of the highest probability
     #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
     min_p: f32,
-    /// Makes tokens that the prompt or the text has less likely; 1 for not
+    /// Penalty on tokens of the prompt and the text; 1 disables it
     #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
     repetition_penalty: f32,
-    /// Taken off the logit of tokens that the text has
+    /// Penalty on tokens that occur in the text
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
     presence_penalty: f32,
-    /// Taken off the logit of a token for each time that the text has it
+    /// Penalty on tokens for each occurrence in the text
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
     frequency_penalty: f32,
-    /// Seed: equal seeds give equal texts
+    /// Sampling seed
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Ends the text before this string; can be given several times
+    /// Stop before this string; repeatable
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
-    /// Ends the text when its last N tokens stood in it before; 0 for never
+    /// Stop when the last N tokens repeat an earlier part; 0 disables it
     #[arg(long, value_name = "N", default_value_t = 0)]
     stop_repeat_ngram: usize,
-    /// Goes on after tokens that end a text
+    /// Continue after end-of-text tokens
     #[arg(long)]
     ignore_eos: bool,
-    /// Guesses up to N tokens from the text's own past and checks them in one call; the text stays the same
+    /// Draft up to N tokens from the text itself and verify them in one call; the output stays the same
     #[arg(long, value_name = "N", default_value_t = 0)]
     speculation: usize,
 }
 
 impl SamplingArgs {
-    /// How tokens are chosen.
+    /// Sampling options.
     ///
     /// # Errors
-    /// When a number is out of its range.
+    /// If a number is out of range.
     pub fn sampling(&self) -> Result<Sampling, RuntimeError> {
         let sampling = Sampling {
             temperature: self.temperature,
@@ -68,10 +68,10 @@ impl SamplingArgs {
         Ok(sampling)
     }
 
-    /// The request for the continuation of `prompt`.
+    /// Returns the request to continue `prompt`.
     ///
     /// # Errors
-    /// When a number is out of its range.
+    /// If a number is out of range.
     pub fn request(&self, model: &LoadedModel, prompt: Vec<u32>) -> Result<GenerationRequest, RuntimeError> {
         Ok(GenerationRequest {
             prompt,
@@ -84,7 +84,7 @@ impl SamplingArgs {
         })
     }
 
-    /// Strings that end the text.
+    /// Strings that stop the generation.
     pub fn stops(&self) -> &[String] {
         &self.stop
     }

@@ -9,28 +9,28 @@ use anec::experiment::launch;
 use anec::manifest;
 use anec::{advice::chips, validate::verdict};
 
-/// Prints the JSON Schema of a file that anec reads or writes.
+/// Print the JSON Schema of a file that anec reads or writes
 #[derive(Debug, clap::Args)]
 pub struct SchemaArgs {
-    /// Which file
+    /// File
     file: File,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum File {
-    /// The manifest of a conversion
+    /// Manifest of a conversion
     Manifest,
     /// bundle.json
     Bundle,
-    /// report.json of a bundle
+    /// A bundle's report.json
     Report,
-    /// What `anec validate --json` writes
+    /// Output of `anec validate --json`
     Validation,
-    /// A compute plan, which `anec validate --plan-out` writes
+    /// Compute plan, as written by `anec validate --plan-out`
     Plan,
-    /// What `anec doctor --probe` writes
+    /// Output of `anec doctor --probe`
     Probe,
-    /// The chips of `src/advice/tables/chips.yaml`
+    /// Chip data of `src/advice/tables/chips.yaml`
     Chips,
 }
 

@@ -16,9 +16,9 @@ use super::usage::{ThreadError, UsageError};
 use anec::base::Result;
 use anec::serve::{self, HttpOptions, ServeError, ServeLimits, Service, json_lines};
 
-/// Answers requests: over HTTP as OpenAI's API has it, or as JSON lines.
+/// Serve a model over HTTP (OpenAI's API) or as JSON lines
 ///
-/// A page to chat with the model is at the address itself. Only this machine can connect unless --host says otherwise.
+/// The address itself shows a chat page. Only this machine can connect unless --host allows others.
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("precision", TEXT_PRECISION))]
 pub struct ServeArgs {
@@ -27,82 +27,82 @@ pub struct ServeArgs {
     /// Address to listen on
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", conflicts_with_all = ["stdin", "socket"])]
     host: IpAddr,
-    /// Port to listen on; 0 takes a free one
+    /// Port to listen on; 0 chooses a free one
     #[arg(long, value_name = "N", default_value_t = 8000, conflicts_with_all = ["stdin", "socket"])]
     port: u16,
-    /// Takes JSON lines on this Unix socket instead
+    /// Serve JSON lines on this Unix socket instead
     #[arg(long, value_name = "PATH", conflicts_with = "stdin")]
     socket: Option<PathBuf>,
-    /// Takes JSON lines on stdin instead, and answers on stdout
+    /// Serve JSON lines on stdin and stdout instead
     #[arg(long)]
     stdin: bool,
-    /// Name of the model for clients; the bundle's own if not given
+    /// Model name for clients [default: the bundle's]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Texts that are written at the same time
+    /// Number of requests processed at the same time
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..))]
     parallel: u16,
-    /// Texts that wait; further requests are refused with 429
+    /// Number of waiting requests; more get status 429
     #[arg(long, value_name = "N", default_value_t = 64)]
     queue: u16,
-    /// Conversations whose states are kept for their next request
+    /// Number of conversations whose states are kept for their next request
     #[arg(long, value_name = "N", default_value_t = 4)]
     kept: u16,
-    /// Seconds for an answer, waiting included
+    /// Time limit of an answer, waiting included
     #[arg(long, value_name = "S", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
-    /// Seconds in which a request has to arrive
+    /// Time limit for receiving a request
     #[arg(long, value_name = "S", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
     #[arg(conflicts_with_all = ["stdin", "socket"])]
     read_timeout: u64,
-    /// Seconds in which a client has to take something of what is written to it
+    /// Time limit for a client to accept a part of its answer
     #[arg(long, value_name = "S", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
     #[arg(conflicts_with = "stdin")]
     write_timeout: u64,
-    /// Seconds for unfinished answers when the server is told to end
+    /// Grace period for unfinished answers on shutdown
     #[arg(long, value_name = "S", default_value_t = 30, conflicts_with_all = ["stdin", "socket"])]
     grace: u64,
-    /// Most bytes of a request
+    /// Maximum size of a request
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = clap::value_parser!(u32).range(1..))]
     max_body: u32,
-    /// Connections at the same time
+    /// Maximum number of connections
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..))]
     #[arg(conflicts_with = "stdin")]
     connections: u16,
-    /// Key that clients have to send
+    /// API key that clients have to send
     #[arg(long, value_name = "KEY", env = API_KEY, hide_env_values = true, value_parser = api_key)]
     api_key: Option<String>,
-    /// Lets web pages of this origin use the server; `*` for all; can be given several times
+    /// Allow web pages of this origin; `*` for all; repeatable
     #[arg(long, value_name = "ORIGIN", value_parser = origin, conflicts_with_all = ["stdin", "socket"])]
     cors: Vec<String>,
-    /// Guesses up to N tokens from a text's own past and checks them in one call; the text stays the same
+    /// Draft up to N tokens from a text itself and verify them in one call; the output stays the same
     #[arg(long, value_name = "N", default_value_t = 0)]
     speculation: u16,
     #[command(flatten)]
     draft: DraftArgs,
 }
 
-/// The variable of the environment that has the key, where none is given.
+/// Environment variable with the default of `--api-key`.
 const API_KEY: &str = "ANEC_API_KEY";
 
-/// A key that clients can send.
+/// Parses an API key.
 fn api_key(text: &str) -> Result<String, String> {
     match text {
-        "" => Err("an empty key would keep everybody out".into()),
+        "" => Err("the key is empty".into()),
         text if !text.bytes().all(|byte| byte.is_ascii_graphic()) => {
-            Err("a key has letters, digits and signs, and no spaces: clients couldn't send others".into())
+            Err("expected printable ASCII without spaces, because clients can't send other keys".into())
         }
         text => Ok(text.to_owned()),
     }
 }
 
-/// `*`, or an origin as browsers tell it: scheme, host, and a port that isn't the usual one.
+/// Parses an origin in the form that browsers send (scheme, host, non-default port), or `*`.
 fn origin(text: &str) -> Result<String, String> {
     let host = text.split_once("://").map(|(_, host)| host);
     let good = |host: &str| !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
     match text == "*" || text == "null" || host.is_some_and(good) {
         true => Ok(text.to_owned()),
-        false => Err("an origin is like https://example.org or http://localhost:3000, without a path".into()),
+        false => Err("expected an origin such as https://example.org or http://localhost:3000, without a path".into()),
     }
 }
 
@@ -120,7 +120,7 @@ impl ServeArgs {
         let draft = self.draft.load(&self.runner, &model)?;
         let service = Service::new(model, name, self.runner.device(), limits, self.speculation.into(), draft)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
-            // the model needs the processors
+            // leave the processors to the model
             .worker_threads(2)
             .enable_all()
             .build()
@@ -132,17 +132,17 @@ impl ServeArgs {
                 None => self.http(service).await,
             }
         });
-        // a thread that still waits for stdin is no reason to stay
+        // don't wait for a thread that reads stdin
         runtime.shutdown_background();
         done.map(|()| 0)
     }
 
-    /// Refuses a key where none is asked for. One in the environment may be there for other servers.
+    /// Rejects `--api-key` for JSON lines. A key from the environment may be meant for another server.
     fn check_key(&self) -> Result<()> {
         let lines = self.stdin || self.socket.is_some();
         if lines && self.api_key.is_some() && self.api_key != std::env::var(API_KEY).ok() {
-            let problem = "--api-key is for HTTP: who sends JSON lines is asked for no key";
-            return Err(UsageError::new(problem, "leave it out: only its owner can connect to a socket").into());
+            let problem = "--api-key applies to HTTP only";
+            return Err(UsageError::new(problem, "leave it out: only the socket's owner can connect").into());
         }
         Ok(())
     }
@@ -153,7 +153,7 @@ impl ServeArgs {
         let listener = TcpListener::bind((self.host, self.port)).await.map_err(listen)?;
         let own = listener.local_addr().map_err(listen)?;
         if !self.host.is_loopback() && self.api_key.is_none() {
-            eprintln!("warning: anybody who reaches {own} can use the model; --api-key asks for a key");
+            eprintln!("warning: anybody who can reach {own} can use the model; set --api-key to require a key");
         }
         eprintln!("{} on {}: http://{own}", service.name, service.device);
         let options = HttpOptions {
@@ -165,7 +165,7 @@ impl ServeArgs {
             connections: self.connections.into(),
             grace: Duration::from_secs(self.grace),
         };
-        serve::serve(service, listener, options, told_to_end()).await;
+        serve::serve(service, listener, options, shutdown_signal()).await;
         Ok(())
     }
 
@@ -174,9 +174,9 @@ impl ServeArgs {
         let served =
             json_lines::serve(service, BufReader::new(tokio::io::stdin()), tokio::io::stdout(), self.max_body as usize);
         tokio::select! {
-            // a reader of the answers that went away is no error
+            // a closed stdout is no error
             _ = served => {}
-            () = told_to_end() => {}
+            () = shutdown_signal() => {}
         }
         Ok(())
     }
@@ -185,7 +185,7 @@ impl ServeArgs {
     async fn socket(&self, service: Arc<Service>, path: &std::path::Path) -> Result<()> {
         use std::os::unix::fs::PermissionsExt;
         let listen = |error| ServeError::Socket { path: path.to_owned(), error };
-        // a socket that a server left behind is nobody's; one that answers is another's
+        // remove a socket that no server answers on
         if std::os::unix::net::UnixStream::connect(path).is_err() && is_socket(path) {
             std::fs::remove_file(path).map_err(listen)?;
         }
@@ -204,7 +204,7 @@ impl ServeArgs {
                     let mut writer = TimeoutWriter::new(writer);
                     writer.set_timeout(Some(patience));
                     let writer = Box::pin(writer);
-                    // a client that breaks off is no matter of ours
+                    // ignore client disconnects
                     let _ = json_lines::serve(service, BufReader::new(reader), writer, limit).await;
                     drop(place);
                 });
@@ -212,7 +212,7 @@ impl ServeArgs {
         };
         tokio::select! {
             () = accept => {}
-            () = told_to_end() => {}
+            () = shutdown_signal() => {}
         }
         let _ = std::fs::remove_file(path);
         Ok(())
@@ -231,8 +231,8 @@ fn is_socket(path: &std::path::Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
 }
 
-/// Waits for Ctrl-C, or the signal that asks a process to end.
-async fn told_to_end() {
+/// Waits for Ctrl-C or SIGTERM.
+async fn shutdown_signal() {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_can_be_sent_and_origins_be_told() {
+    fn keys_and_origins_are_checked() {
         assert_eq!(api_key("sk-1234"), Ok("sk-1234".into()));
         assert!(["", " ", " key", "key ", "a b", "ké"].iter().all(|key| api_key(key).is_err()));
         assert!(["*", "https://example.org", "http://localhost:3000", "null"].iter().all(|text| origin(text).is_ok()));

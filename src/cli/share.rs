@@ -11,58 +11,58 @@ use anec::report::{bytes, counted};
 use anec::share::{Push, PushFacts, ShareError, pull};
 use anec::source::hub::Location;
 
-/// Uploads a bundle to the Hugging Face hub, with a model card.
+/// Upload a bundle to the Hugging Face hub, with a model card
 ///
-/// The token is HF_TOKEN, or the one that the hub's own tools keep. What the hub has already isn't sent again.
+/// The token is HF_TOKEN, or the one stored by the hub's own tools. Files that the hub already has aren't sent again.
 #[derive(Debug, clap::Args)]
 pub struct PushArgs {
-    /// Folder of the bundle
+    /// Bundle folder
     bundle: PathBuf,
     /// Repository: hf:owner/name
     repository: String,
-    /// Branch that gets the commit
+    /// Branch
     #[arg(long, value_name = "NAME", default_value = "main")]
     branch: String,
-    /// Message of the commit
+    /// Commit message
     #[arg(long, value_name = "TEXT", default_value = "Upload by anec")]
     message: String,
-    /// Makes the repository private, if it is made
+    /// Create the repository as private
     #[arg(long)]
     private: bool,
-    /// Licence of the weights, as the hub calls it (apache-2.0, gemma); the source's own if not given and the hub tells it
+    /// Licence of the weights, as the hub names it (apache-2.0, gemma) [default: the source's, if the hub knows it]
     #[arg(long, value_name = "ID")]
     license: Option<String>,
-    /// What `anec validate --json` wrote of the bundle, for the card
+    /// Output of `anec validate --json`, for the card
     #[arg(long, value_name = "FILE")]
     gates: Option<PathBuf>,
-    /// What `anec bench --json` printed of the bundle, for the card
+    /// Output of `anec bench --json`, for the card
     #[arg(long, value_name = "FILE")]
     bench: Option<PathBuf>,
-    /// Predicts the speed on these chips, for the card: m4-max,a17-pro; the shapes of the source have to be here
+    /// Chips whose predicted speed the card shows: m4-max,a17-pro (needs the shapes of the source)
     #[arg(long = "for", value_name = "CHIP", value_delimiter = ',')]
     chips: Vec<String>,
-    /// Shows the card and what would be sent, and sends nothing
+    /// Show the card and the files, and send nothing
     #[arg(long)]
     dry_run: bool,
-    /// Prints the result as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Downloads a bundle from the Hugging Face hub. A broken download goes on when the command is given again.
+/// Download a bundle from the Hugging Face hub; repeat the command to resume
 #[derive(Debug, clap::Args)]
 pub struct PullArgs {
     /// Repository: hf:owner/name[@revision]
     repository: String,
-    /// Folder of the bundle; NAME in the current folder if not given
+    /// Bundle folder [default: NAME in the current folder]
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Prints the result as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// The repository that a user names; with or without `hf:`.
+/// Parses a repository name, with or without `hf:`.
 fn location(name: &str) -> Result<Location> {
     let full = if name.starts_with("hf:") { name.to_owned() } else { format!("hf:{name}") };
     let location = Location::parse(&full)?.filter(|location| location.file.is_none());

@@ -1,8 +1,8 @@
-//! What can't be done as it was asked on the command line, or by a process under its limits.
+//! Errors of the command line itself.
 
 use anec::base::{Diagnostic, Fault};
 
-/// A request that can't be met, and what can be asked for instead.
+/// Invalid request, with a remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{problem}")]
 pub(super) struct UsageError {
@@ -11,7 +11,7 @@ pub(super) struct UsageError {
 }
 
 impl UsageError {
-    /// `help` is one sentence.
+    /// Creates an error; `help` is one sentence.
     pub(super) fn new(problem: impl Into<String>, help: &'static str) -> Self {
         UsageError { problem: problem.into(), help }
     }
@@ -27,7 +27,7 @@ impl Diagnostic for UsageError {
     }
 }
 
-/// The system gives this process no threads.
+/// The system refused to create threads.
 #[derive(Debug, thiserror::Error)]
 #[error("can't start threads: {0}")]
 pub(super) struct ThreadError(pub(super) std::io::Error);
@@ -38,6 +38,6 @@ impl Diagnostic for ThreadError {
     }
 
     fn help(&self) -> Option<String> {
-        Some("raise the limit on processes (`ulimit -u`; in a container, that of its pids), or end some".into())
+        Some("raise the process limit (`ulimit -u`; in a container, the pids limit), or end other processes".into())
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::model::Backend;
 use super::usage::UsageError;
-use super::{MOST_TEXT, print, print_json, progress};
+use super::{MAX_TEXT_BYTES, print, print_json, progress};
 use anec::base::Result;
 use anec::base::input::read_text;
 use anec::base::output::write_file;
@@ -15,67 +15,68 @@ use anec::report;
 use anec::validate::GatesReport;
 use anec::{Gate, Validator, find_bundle};
 
-/// Proves what a bundle is, gate by gate.
+/// Verify a bundle, gate by gate
 ///
-/// structure: its packages are whole and right in form. numerics: half precision computes what single precision does,
-/// layer by layer, and no constant gets lost in it. parity: the emitted program computes what a golden says, in
-/// calls of every size. residency: every op prefers the Neural Engine. Without the name of a gate, all of them.
+/// structure: packages are complete and well-formed. numerics: fp16 computes the same as f32, layer by layer, and no
+/// constant is lost in fp16. parity: the program computes a golden's values in calls of every size. residency: every op
+/// prefers the Neural Engine. Without the name of a gate, all of them run.
 ///
-/// Any .mlpackage can be given instead of a bundle; then parity, which needs to know what the inputs mean, is left out.
+/// An .mlpackage can be given instead of a bundle; parity is then left out, because the meaning of inputs is unknown.
 ///
-/// The exit code is 0 if all passed, 1 if one failed, and 3 if one could not be tried here.
+/// Exit code: 0 all gates passed, 1 a gate failed, 3 a gate could not run here.
 #[derive(Debug, clap::Args)]
 pub struct ValidateArgs {
-    /// Folder of the bundle, or an .mlpackage; the bundle of the current folder if not given
+    /// Bundle folder or .mlpackage [default: the bundle in the current folder]
     path: Option<PathBuf>,
-    /// The gate of form
+    /// Run the structure gate: packages are complete and well-formed
     #[arg(long)]
     structure: bool,
-    /// The gate of half precision
+    /// Run the numerics gate: fp16 against f32
     #[arg(long)]
     numerics: bool,
-    /// The gate that compares with a golden
+    /// Run the parity gate: the program against a golden
     #[arg(long)]
     parity: bool,
-    /// The gate of placement
+    /// Run the residency gate: placement on the Neural Engine
     #[arg(long)]
     residency: bool,
-    /// Says what rules expect of the Neural Engine; a forecast, beside the gate of placement, and no proof
+    /// Add the rules' forecast for the Neural Engine to the residency gate
     #[arg(long)]
     forecast: bool,
-    /// Golden for parity; golden.safetensors in the bundle's folder if not given
+    /// Golden for parity [default: golden.safetensors in the bundle folder]
     #[arg(long, value_name = "FILE")]
     golden: Option<PathBuf>,
     /// Precisions for parity: f32, i16, f16, ane (simulated), ane-without-EFFECT+EFFECT
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_values_t = [Precision::F32, Precision::F16])]
     precision: Vec<Precision>,
-    /// Text for numerics; prose, code and numbers of anec's own if not given
+    /// Text file for numerics [default: built-in prose, code and numbers]
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
-    /// Tokens of that text that are run
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
-    positions: u16,
+    /// Number of tokens of the text for numerics
+    #[arg(long, alias = "positions", value_name = "N", default_value_t = 256)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    max_tokens: u16,
     #[command(flatten)]
     backend: Backend,
-    /// Compute plan for residency, taken on a Mac by --plan-out; with it, the gate needs no Mac
+    /// Compute plan for residency, written on a Mac by --plan-out; the gate then needs no Mac
     #[arg(long, value_name = "FILE", conflicts_with = "plan_out")]
     plan: Option<PathBuf>,
-    /// Writes the compute plan that residency takes on this Mac
+    /// Write the compute plan that residency reads on this Mac
     #[arg(long, value_name = "FILE")]
     plan_out: Option<PathBuf>,
-    /// Exits with 0 when gates could not be tried here, if none failed
+    /// Exit with 0 if gates could not run here and none failed
     #[arg(long)]
     allow_unproven: bool,
-    /// Writes the report as JSON; - for stdout
+    /// Write the report as JSON; - for stdout
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Writes the report as JUnit XML; - for stdout
+    /// Write the report as JUnit XML; - for stdout
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
-    /// Writes the report as Markdown, for a step summary; - for stdout
+    /// Write the report as Markdown, for a step summary; - for stdout
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
-    /// Writes the report as one HTML page; - for stdout
+    /// Write the report as an HTML page; - for stdout
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
@@ -92,15 +93,15 @@ impl ValidateArgs {
         Ok(validation.report.exit_code(self.allow_unproven))
     }
 
-    /// Every report has a file of its own.
+    /// Rejects two reports in one file.
     fn outputs_differ(&self) -> Result<()> {
         let mut outputs: Vec<&PathBuf> =
             [&self.json, &self.junit, &self.markdown, &self.html, &self.plan_out].into_iter().flatten().collect();
         outputs.sort();
         match outputs.windows(2).find(|pair| pair[0] == pair[1]) {
             Some(pair) => {
-                let problem = format!("two reports go to {}", pair[0].display());
-                Err(UsageError::new(problem, "give each its own file").into())
+                let problem = format!("two reports have the same file {}", pair[0].display());
+                Err(UsageError::new(problem, "choose a file for each").into())
             }
             None => Ok(()),
         }
@@ -115,9 +116,9 @@ impl ValidateArgs {
             .forecast(self.forecast)
             .precisions(self.precision.iter().copied())
             .core_ml(self.backend.core_ml()?)
-            .positions(usize::from(self.positions))
+            .positions(usize::from(self.max_tokens))
             .progress(progress::bytes());
-        // who names a plan wants it judged; a forecast stands beside the gate that it is no proof for
+        // --plan and --plan-out request the residency gate; the forecast is shown with it
         let residency = self.residency || self.forecast || self.plan.is_some() || self.plan_out.is_some();
         let gates = [
             (self.structure, Gate::Structure),
@@ -126,7 +127,7 @@ impl ValidateArgs {
             (residency, Gate::Residency),
         ];
         if gates.iter().any(|(named, _)| *named) {
-            // who names a golden wants to be compared with it
+            // --golden requests the parity gate
             let is_wanted = |(named, gate): &(bool, Gate)| *named || *gate == Gate::Parity && self.golden.is_some();
             validator = validator.gates(gates.into_iter().filter(is_wanted).map(|(_, gate)| gate));
         }
@@ -134,7 +135,7 @@ impl ValidateArgs {
             validator = validator.golden(path);
         }
         if let Some(path) = &self.text {
-            validator = validator.text(read_text(path, MOST_TEXT)?);
+            validator = validator.text(read_text(path, MAX_TEXT_BYTES)?);
         }
         if let Some(path) = &self.plan {
             validator = validator.plan(path);
@@ -163,7 +164,7 @@ impl ValidateArgs {
                 files::write_json(path, report)?;
                 print(&report::gates(report));
             }
-            // the report that goes to stdout stands for the table
+            // a report on stdout replaces the table
             None if [&self.junit, &self.markdown, &self.html].iter().any(|path| is_stdout(path)) => {}
             None => print(&report::gates(report)),
         }

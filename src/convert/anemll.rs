@@ -1,9 +1,9 @@
-//! A bundle in the layout that apps made for Anemll's models read: a flat folder with `meta.yaml`, the embedding, the
-//! layers with functions `infer` (one token) and `prefill` (a batch), and the LM head, each a package.
+//! Export of a bundle in Anemll's layout: a flat folder with `meta.yaml` and packages for the embedding, the layers
+//! (functions `infer` for one token and `prefill` for a batch) and the LM head.
 //!
-//! The functions are those of the bundle with other inputs around them: hidden states are `[1, T, H]`, rotary rows are looked
-//! up by `position_ids`, `causal_mask` may hold -inf. Source of the layout: Anemll's repositories on the hub and the
-//! readers of Anemll's own tools, as of version 0.3.
+//! The functions are the bundle's, with adapted inputs: hidden states are `[1, T, H]`, rotary rows are gathered by
+//! `position_ids`, and `causal_mask` may contain -inf. Source of the layout: Anemll's published models and the readers
+//! of Anemll's tools, version 0.3.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,29 +19,28 @@ use super::exported::{ExportError, ExportedBundle, into_new_folder, program, rea
 use super::files;
 use super::open::name_of;
 
-/// The name that the apps' models have for the cache of all layers.
+/// Name of the state with the cache of all layers.
 const STATE: &str = "model_model_kv_cache_0";
 
-/// A folder that was written.
+/// Exported folder.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct AnemllExport {
-    /// The folder.
+    /// Output folder.
     pub path: PathBuf,
-    /// Its packages.
+    /// Package names.
     pub packages: Vec<String>,
-    /// Compiled models, where Core ML's compiler is there.
+    /// Compiled models, if Core ML's compiler is available.
     pub compiled: Vec<String>,
-    /// Tokens of a text at most.
+    /// Context length in tokens.
     pub context: u64,
-    /// Tokens of a call of `prefill`.
+    /// Tokens per call of `prefill`.
     pub batch: u64,
 }
 
-/// Writes a bundle in this layout into a folder that isn't there yet or is empty. Packages are compiled where Core ML's
-/// compiler is there.
+/// Exports a bundle into a new or empty folder, and compiles the packages if Core ML's compiler is available.
 ///
 /// # Errors
-/// When the bundle's form isn't one that the layout can hold, or the system refuses.
+/// If the layout can't hold the bundle's form, or a file can't be written.
 pub fn export(folder: &Path, out: &Path, progress: &Progress) -> Result<AnemllExport> {
     let bundle = read(folder)?;
     let parts = Parts::of(folder, &bundle)?;
@@ -50,7 +49,7 @@ pub fn export(folder: &Path, out: &Path, progress: &Progress) -> Result<AnemllEx
     Ok(AnemllExport { path: out.to_owned(), packages, compiled, context: parts.context, batch: parts.batch })
 }
 
-/// The description, with the columns that scripts count on.
+/// `meta.yaml`, with the indentation that scripts expect.
 fn meta(bundle: &Bundle, parts: &Parts<'_>, prefix: &str, names: &[String; 3]) -> String {
     let [embeddings, ffn, head] = names;
     let name: String = bundle.name.chars().map(|c| if c.is_whitespace() { '_' } else { c }).collect();
@@ -67,13 +66,13 @@ fn meta(bundle: &Bundle, parts: &Parts<'_>, prefix: &str, names: &[String; 3]) -
     )
 }
 
-/// The parts of a bundle that the layout has places for.
+/// Parts of a bundle that the layout has names for.
 struct Parts<'a> {
     bundle: &'a Bundle,
     exported: ExportedBundle<'a>,
-    /// The functions of all layers for one token and for a batch.
+    /// Functions of all layers: one token, and a batch.
     layers: [(&'a FunctionEntry, u64); 2],
-    /// The pieces of the head.
+    /// Functions of the LM head.
     head: Vec<&'a FunctionEntry>,
     context: u64,
     batch: u64,
@@ -92,19 +91,20 @@ impl<'a> Parts<'a> {
         }
         };
         if bundle.model.task != Task::TextGeneration {
-            return Err(wrong("it doesn't continue texts, which is what models of the layout do".into()).into());
+            return Err(wrong("the bundle doesn't generate text, which the layout requires".into()).into());
         }
         let context = bundle.model.contexts.last().copied().unwrap_or(0);
         if bundle.functions.iter().any(|entry| matches!(entry.stage, Stage::FeedForward { .. })) {
-            return Err(wrong("its feed-forward networks are packages of their own".into()).into());
+            return Err(wrong("its feed-forward networks are in packages of their own".into()).into());
         }
         let all = Stage::Layers { first: 0, end: bundle.model.num_layers };
         let of_layers: Vec<_> =
             bundle.functions.iter().filter(|entry| entry.stage == all && entry.context == context).collect();
         if of_layers.is_empty() {
-            return Err(
-                wrong("its layers are several packages, expected one: apps make one state for all".into()).into()
-            );
+            return Err(wrong(
+                "its layers are in several packages, expected one: apps create one state for all".into(),
+            )
+            .into());
         }
         let takes = |entry: &FunctionEntry, count: u64| match entry.tokens {
             TokenCount::Fixed(own) => own == count,
@@ -130,7 +130,7 @@ impl<'a> Parts<'a> {
                     PortRole::PastMask { window: None } | PortRole::CallMask { window: None } => {}
                     _ => {
                         return Err(wrong(format!(
-                            "`{}` has an input `{}`, for which apps give nothing",
+                            "`{}` has an input `{}`, which apps don't provide",
                             entry.function, port.name
                         ))
                         .into());
@@ -144,7 +144,7 @@ impl<'a> Parts<'a> {
                 }
             }
             if !entry.inputs.iter().any(|port| port.role == PortRole::SliceBegin) {
-                return Err(wrong("its caches are written through masks, which apps don't give".into()).into());
+                return Err(wrong("its caches are written through masks, which apps don't provide".into()).into());
             }
         }
         let head: Vec<_> = bundle
@@ -155,17 +155,17 @@ impl<'a> Parts<'a> {
         let rows: u64 =
             head.iter().map(|entry| if let Stage::Head { first, end } = entry.stage { end - first } else { 0 }).sum();
         if rows != bundle.model.head_rows() {
-            return Err(wrong("its head has no function for one token, or two of them".into()).into());
+            return Err(wrong("its head has no function for one token, or two".into()).into());
         }
         let entries = layers.iter().map(|(entry, _)| *entry).chain(head.iter().copied());
         let exported = ExportedBundle::open(folder, bundle, context, entries)?;
         Ok(Parts { bundle, exported, layers, head, context, batch })
     }
 
-    /// Writes all files into a folder; gives the names of packages and compiled models.
+    /// Writes all files into a folder; returns the names of packages and compiled models.
     fn write(&self, folder: &Path, progress: &Progress) -> Result<(Vec<String>, Vec<String>)> {
         let bundle = self.bundle;
-        // part of file names
+        // used in file names
         let prefix = name_of(bundle.family.split('_').next().unwrap_or_default());
         let names =
             [format!("{prefix}_embeddings"), format!("{prefix}_FFN_PF_chunk_01of01"), format!("{prefix}_lm_head")];
@@ -201,7 +201,7 @@ impl<'a> Parts<'a> {
         Ok((packages, compiled))
     }
 
-    /// What readers look for in a package.
+    /// Metadata that readers expect in a package.
     fn metadata(&self) -> BTreeMap<String, String> {
         [
             ("context_length", self.context),
@@ -214,7 +214,7 @@ impl<'a> Parts<'a> {
         .collect()
     }
 
-    /// `input_ids` `[1, T]` to `hidden_states` `[1, T, H]`, for one token up to a batch.
+    /// Builds the embedding: `input_ids` `[1, T]` to `hidden_states` `[1, T, H]`, from one token to a batch.
     fn embeddings(&self) -> Result<Program> {
         let mut ops = FunctionBuilder::new("main", self.exported.opset());
         let tokens = ops.symbol("T", SymbolRange::Range { lower: 1, upper: Some(self.batch), default: 1 });
@@ -227,7 +227,7 @@ impl<'a> Parts<'a> {
         Ok(program(vec![ops.finish()?]))
     }
 
-    /// `infer` and `prefill`.
+    /// Builds `infer` and `prefill`.
     fn layers(&self) -> Result<Program> {
         let functions =
             ["infer", "prefill"].into_iter().zip(self.layers).map(|(name, (entry, tokens))| -> Result<Function> {
@@ -272,7 +272,7 @@ impl<'a> Parts<'a> {
         Ok(program(functions.collect::<Result<_>>()?))
     }
 
-    /// `hidden_states` `[1, 1, H]` to `logits1`, `logits2`, …: the vocabulary in pieces.
+    /// Builds the LM head: `hidden_states` `[1, 1, H]` to `logits1`, `logits2`, …, each a part of the vocabulary.
     fn head(&self) -> Result<Program> {
         let mut ops = FunctionBuilder::new("main", self.exported.opset());
         let rows = ops.input("hidden_states", TensorType::new(DataType::Fp16, [1, 1, self.bundle.model.hidden_size]));
@@ -298,21 +298,21 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Of the slots that a causal mask `[1, 1, T, S]` shows, those before a position.
+/// Restricts a causal mask `[1, 1, T, S]` to the slots before a position.
 fn past_mask(ops: &mut FunctionBuilder, causal: ValueId, position: ValueId, slots: u64) -> ValueId {
-    // half precision makes NaN of rows that are -inf throughout
+    // in fp16, rows of -inf only would become NaN
     let causal = ops.maximum(causal, Constant::fp16(MASKED));
     let indices: Vec<i32> = (0..slots as i32).collect();
     let indices = ops.constant("slots", Constant::int32s(&indices));
     let before: ValueId = ops.op("less", "before", [("x", indices), ("y", position)]);
-    // tensors, not scalars: coremltools gives the result the shape of `a`
+    // tensors instead of scalars: coremltools gives the result the shape of `a`
     let [seen, hidden] = [0.0, MASKED].map(|value| Constant::fp16_tensor(&[slots], &vec![value; slots as usize]));
     let arguments: [(&str, OpInput); 3] = [("cond", before.into()), ("a", seen.into()), ("b", hidden.into())];
     let shown = ops.op("select", "shown", arguments);
     ops.minimum(causal, shown)
 }
 
-/// `[1, 1, T, T]`: which tokens of a call a token of it sees, itself and those before it.
+/// Mask `[1, 1, T, T]`: each token of a call attends to itself and the tokens before it.
 fn call_mask(tokens: u64) -> Constant {
     let seen = |index: u64| if index % tokens <= index / tokens { 0.0 } else { MASKED };
     let values: Vec<f32> = (0..tokens * tokens).map(seen).collect();

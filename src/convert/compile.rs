@@ -1,4 +1,4 @@
-//! Core ML's compiler, `xcrun coremlcompiler`, where it is there.
+//! Core ML's compiler, `xcrun coremlcompiler`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +11,7 @@ use anec_base::Result;
 use anec_base::progress::Progress;
 use anec_bundle::Bundle;
 
-/// The compiler.
+/// Core ML's compiler.
 #[derive(Debug)]
 pub struct Compiler {
     xcrun: PathBuf,
@@ -21,7 +21,7 @@ impl Compiler {
     /// Finds the compiler.
     ///
     /// # Errors
-    /// [`ConvertError::NoCompiler`] with the reason where it isn't there.
+    /// [`ConvertError::NoCompiler`] with the reason if it isn't available.
     pub fn find() -> Result<Self, ConvertError> {
         let missing = |why: &str| ConvertError::NoCompiler(why.to_owned());
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -37,15 +37,15 @@ impl Compiler {
         }
     }
 
-    /// Compiles a package of `folder` beside it; gives the name of the compiled model.
+    /// Compiles a package of `folder` next to it; returns the name of the compiled model.
     ///
     /// # Errors
-    /// What the compiler says, with the package.
+    /// [`ConvertError::Compiler`] with the compiler's output.
     pub fn compile(&self, folder: &Path, package: &str) -> Result<String, ConvertError> {
         let stem = package.strip_suffix(".mlpackage").unwrap_or(package);
         let name = format!("{stem}.mlmodelc");
         let target = folder.join(&name);
-        // the compiler writes into a folder under the package's name; there the result is whole or not at all
+        // the compiler writes a folder named after the package; compiling in a scratch folder keeps the result atomic
         let scratch = tempfile::Builder::new()
             .prefix(".compiling-")
             .tempdir_in(folder)
@@ -74,10 +74,10 @@ impl Compiler {
     }
 }
 
-/// Compiles the packages of a bundle that is there, and notes it in its `bundle.json`.
+/// Compiles the packages of an existing bundle and records them in its `bundle.json`.
 ///
 /// # Errors
-/// When the compiler isn't there or refuses a package.
+/// If the compiler isn't available or rejects a package.
 pub fn compile_bundle(path: &Path, progress: &Progress) -> Result<Bundle> {
     let mut bundle = Bundle::read(path)?;
     let compiler = Compiler::find()?;

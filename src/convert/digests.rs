@@ -1,4 +1,4 @@
-//! What `bundle.json` says of the source.
+//! Source facts of `bundle.json`.
 
 use rayon::prelude::*;
 
@@ -6,10 +6,10 @@ use anec_base::FileError;
 use anec_bundle::{FileDigest, SourceFacts};
 use anec_source::{Source, SourceError, SourceFile};
 
-/// Name, format and digests of a source. What of its files wasn't digested yet is read, several at a time.
+/// Name, format and digests of a source. Files without a digest are read, several at a time.
 ///
 /// # Errors
-/// When a file can't be read.
+/// If a file can't be read.
 pub fn source_facts(source: &Source) -> Result<SourceFacts, SourceError> {
     let digest = |file: &SourceFile| -> Result<FileDigest, SourceError> {
         Ok(FileDigest { file: file.name().into(), bytes: file.size(), digest: file.digest()?.clone() })
@@ -21,10 +21,10 @@ pub fn source_facts(source: &Source) -> Result<SourceFacts, SourceError> {
     })
 }
 
-/// Whether what a bundle says of its source is true of this one, digested by the functions that the bundle has.
+/// Returns whether a bundle's source facts match this source; digests use the bundle's functions.
 ///
 /// # Errors
-/// When a file can't be read.
+/// If a file can't be read.
 pub fn is_source(source: &Source, facts: &SourceFacts) -> Result<bool, SourceError> {
     let same = |(file, known): (&SourceFile, &FileDigest)| -> Result<bool, SourceError> {
         if (file.name(), file.size()) != (&known.file, known.bytes) {

@@ -1,4 +1,4 @@
-//! Puts weights into functions in the number format that the manifest gives their role, and keeps account of them.
+//! Emission of weights into functions, in the number format of their role.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use anec_mil::{Constant, Content, DataType, Function, FunctionBuilder, TensorTyp
 use anec_quant::{ChosenCodes, CodedWeight, Fp16, Inputs, ReadCodes, Rounding, RoundingError, WeightLayout};
 use anec_source::SourceWeight;
 
-/// Emits the weights of one package. The same weight in several functions is one content, which is stored once.
+/// Emitter for the weights of one package. A weight that several functions use is stored once.
 pub struct Emitter<'a> {
     quant: &'a Quant,
     chosen: Option<&'a dyn ChosenCodes>,
@@ -20,7 +20,7 @@ pub struct Emitter<'a> {
     emitted: IndexMap<WeightKey, Emitted>,
 }
 
-/// What makes two emitted weights the same: their elements and how they are held.
+/// Identity of an emitted weight: its elements and their storage.
 #[derive(PartialEq, Eq, Hash)]
 pub(super) struct WeightKey {
     weight: String,
@@ -34,28 +34,28 @@ impl WeightKey {
         WeightKey { weight: weight.key(), channels, format: quant.of(role, layer) }
     }
 
-    /// The parts of the weight.
+    /// Layout of the weight's constants.
     pub(super) fn layout(&self, weight: &SourceWeight) -> WeightLayout {
         WeightLayout::of(self.format, self.channels, weight.elements() / self.channels.max(1))
     }
 }
 
-/// The contents of an emitted weight.
+/// Constants of an emitted weight.
 pub(super) struct Stored {
     pub(super) layout: WeightLayout,
     pub(super) op: Int8Op,
-    /// Elements: halves, integers or indices.
+    /// Elements: fp16 values, integers or indices.
     pub(super) data: Arc<dyn Content>,
     /// Scales of integers.
     pub(super) scale: Option<Arc<dyn Content>>,
-    /// What indices stand for.
+    /// Values of indices.
     pub(super) palette: Option<Arc<dyn Content>>,
-    /// What products of rows are multiplied by.
+    /// Factor of the product's rows.
     pub(super) row_scale: Option<Arc<dyn Content>>,
 }
 
 struct Emitted {
-    /// None until a function uses it.
+    /// `None` until a function uses the weight.
     value: Option<ValueId>,
     name: Option<String>,
     role: Role,
@@ -66,24 +66,24 @@ struct Emitted {
 }
 
 impl<'a> Emitter<'a> {
-    /// An emitter for a new package.
+    /// Creates an emitter for a new package.
     pub fn new(quant: &'a Quant) -> Self {
         Emitter { quant, chosen: None, layer: None, emitted: IndexMap::new() }
     }
 
-    /// With codes that were chosen before.
+    /// Uses codes that a calibration chose.
     pub fn chosen(self, chosen: Option<&'a dyn ChosenCodes>) -> Self {
         Emitter { chosen, ..self }
     }
 
-    /// Takes the names of weights that this function, which was just built, is the first to use.
+    /// Assigns names to the weights that the function just built is the first to use.
     pub fn name_after(&mut self, function: &Function) {
         for emitted in self.emitted.values_mut().filter(|e| e.name.is_none()) {
             emitted.name = emitted.value.map(|value| function.value(value).name.clone());
         }
     }
 
-    /// What became of each weight; call it once the package is written.
+    /// Report of each weight. Complete once the package is written.
     pub fn reports(&self) -> Vec<TensorReport> {
         let report = |(key, e): (&WeightKey, &Emitted)| {
             let (layout, quantized) = (e.stored.layout, key.format.weights != WeightFormat::None);
@@ -105,7 +105,7 @@ impl<'a> Emitter<'a> {
 }
 
 impl Emitter<'_> {
-    /// The weight as it is held; made when it is asked for the first time.
+    /// Returns the stored weight, creating it at the first use.
     fn stored(&mut self, key: WeightKey, role: Role, weight: &SourceWeight, shape: &[u64]) -> Result<&mut Emitted> {
         let overflow = self.quant.overflow;
         let new = match self.emitted.get_index_of(&key) {
@@ -181,14 +181,14 @@ impl EmitWeight for Emitter<'_> {
     }
 }
 
-/// Adds a weight's constants to a function.
+/// Adds the constants of a weight to a function.
 pub(super) fn add(builder: &mut FunctionBuilder, name: &str, shape: &[u64], stored: &Stored) -> ValueId {
     let data = constant(stored.layout.dtype, shape, &stored.data);
     let half = |shape: &[u64], content| constant(DataType::Fp16, shape, content);
     let ones = || vec![1; shape.len()];
     if let (Some(scale), Some([rows, columns])) = (&stored.scale, stored.layout.scales) {
         if stored.op == Int8Op::Affine {
-            // a scalar, or one for each place along the axis
+            // a scalar, or one value per position along the axis
             let along = [rows];
             let scale = half(if rows == 1 { &[] } else { &along }, scale);
             let zero = Constant::literal(TensorType::scalar(DataType::Int8), [0]);
@@ -212,7 +212,7 @@ pub(super) fn add(builder: &mut FunctionBuilder, name: &str, shape: &[u64], stor
     builder.constant(name, data)
 }
 
-/// Adds the constant that the product of a weight's rows is multiplied by, if there is one.
+/// Adds the factor of a product's rows, if there is one.
 pub(super) fn add_row_scale(
     builder: &mut FunctionBuilder,
     name: &str,

@@ -5,152 +5,152 @@ use std::path::PathBuf;
 use anec_base::{Diagnostic, Fault, FileError};
 use anec_bundle::BundleError;
 
-/// Why a conversion can't be planned or done.
+/// Errors of planning and converting.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConvertError {
-    /// Neither manifest nor command line names a source.
+    /// No source was given.
     #[error("no source: the manifest names none, and --source isn't given")]
     NoSource,
-    /// The factor of the residual stream has to be measured first.
+    /// `numerics.scale: auto` needs a measurement first.
     #[error("`numerics.scale: auto` needs a run of the model, which has not been made")]
     ScaleNotMeasured,
-    /// Codes have to be chosen by a run of the model first.
+    /// `quant.feedback: gptq` needs a calibration first.
     #[error("`quant.feedback: gptq` needs a calibration, which has not been made")]
     NotCalibrated,
-    /// Formats have to be chosen by measurement first.
+    /// `quant.plan` needs measurements first.
     #[error("`quant.plan` needs measurements, which have not been made")]
     NotPlanned,
-    /// Formats of layers that the model doesn't have.
-    #[error("`quant.layers` goes on to layer {end}, but the model has {layers} layers")]
+    /// Formats for layers beyond the model's last.
+    #[error("`quant.layers` names layers up to {end}, but the model has {layers} layers")]
     QuantLayers {
-        /// One past the last layer named.
+        /// One past the last named layer.
         end: usize,
-        /// Layers of the model.
+        /// Number of layers of the model.
         layers: usize,
     },
-    /// A layer is larger than a package may be.
+    /// Layer larger than `shards.max_mb`.
     #[error("layer {layer} needs {megabytes:.1} MB of weights, more than the {limit} MB of `shards.max_mb`")]
     LayerTooLarge {
-        /// The layer.
+        /// Layer index.
         layer: usize,
-        /// Its weights in units of 1,000,000 bytes.
+        /// Weights of the layer in MB (10^6 bytes).
         megabytes: f64,
-        /// The limit.
+        /// Limit in MB.
         limit: f64,
     },
-    /// A package holds a layer whose experts are elsewhere, and layers after it.
-    #[error("layers {first}..{end} go on after layer {layer}, whose experts are not in its package")]
+    /// Package with layers after one whose experts are in other packages.
+    #[error("the package of layers {first}..{end} continues after layer {layer}, whose experts are in other packages")]
     ExpertsInside {
         /// First layer of the package.
         first: usize,
-        /// One past its last layer.
+        /// One past the last layer of the package.
         end: usize,
-        /// The layer with experts.
+        /// Layer with experts.
         layer: usize,
     },
-    /// One row of the LM head is larger than a package may be.
+    /// One row of the LM head larger than `shards.max_mb`.
     #[error("an LM-head piece of one row needs {megabytes:.3} MB, more than the {limit} MB of `shards.max_mb`")]
     HeadTooLarge {
-        /// Bytes of one row and the final norm, in units of 1,000,000.
+        /// Size of one row and the final norm in MB (10^6 bytes).
         megabytes: f64,
-        /// The limit.
+        /// Limit in MB.
         limit: f64,
     },
-    /// Explicit ranges that don't tile the model's layers.
+    /// Explicit ranges that don't cover the model's layers.
     #[error("`shards.layers` ends at layer {end}, but the model has {layers} layers")]
     LayersDontTile {
-        /// One past the last layer listed.
+        /// One past the last listed layer.
         end: usize,
-        /// Layers of the model.
+        /// Number of layers of the model.
         layers: usize,
     },
-    /// More LM-head pieces than rows.
+    /// More pieces of the LM head than rows.
     #[error("`lm_head.split` asks for {pieces} pieces of an LM head of {rows} rows")]
     TooManyPieces {
-        /// Pieces asked for.
+        /// Requested number of pieces.
         pieces: u64,
         /// Rows of the LM head.
         rows: u64,
     },
-    /// Calls of a recurrent model that would have to be filled up.
+    /// No single-token call for a recurrent model.
     #[error(
-        "`lengths` has no call of one token, which this model needs: its layers carry a state that fillers would change"
+        "`lengths` has no call of one token, which this model needs: padding would change the recurrent state of its layers"
     )]
     NoSingleToken,
-    /// A graph that breaks Core ML's rules: a defect of this crate.
-    #[error("{package}: the graph breaks the rules of Core ML:\n{}", findings.join("\n"))]
+    /// Graph that violates Core ML's rules: a bug in this crate.
+    #[error("{package}: the graph violates the rules of Core ML:\n{}", findings.join("\n"))]
     Graph {
-        /// The package.
+        /// Package name.
         package: String,
-        /// What doesn't hold.
+        /// Violations.
         findings: Vec<String>,
     },
-    /// The tokenizer or a configuration names tokens that the model doesn't have.
+    /// Tokenizer or configuration with token ids beyond the vocabulary.
     #[error("{place}: token {id} is beyond the model's vocabulary of {vocab_size}")]
     Vocabulary {
-        /// Where the token is named.
+        /// File and key that name the token.
         place: String,
-        /// Its id.
+        /// Token id.
         id: u64,
         /// Rows of embedding and LM head.
         vocab_size: u64,
     },
-    /// A configuration's end tokens are none of the model's.
+    /// Invalid end-of-text tokens in a configuration.
     #[error("{place}: `eos_token_id` is {found}, expected tokens of the model's vocabulary of {vocab_size}")]
     EndToken {
-        /// The file.
+        /// File name.
         place: String,
-        /// What it says.
+        /// Value of `eos_token_id`.
         found: String,
         /// Rows of embedding and LM head.
         vocab_size: u64,
     },
-    /// Two tokens of a tokenizer have one id.
+    /// Two tokens of a tokenizer with the same id.
     #[error("{place}: {:?} and {:?} are both token {id}", tokens[0], tokens[1])]
     SameToken {
-        /// The file.
+        /// File name.
         place: String,
-        /// The id.
+        /// Shared id.
         id: u64,
-        /// The tokens.
+        /// Both tokens.
         tokens: [String; 2],
     },
-    /// The output folder holds something else.
-    #[error("{} is there already and isn't a bundle", .0.display())]
+    /// Output folder that isn't a bundle.
+    #[error("{} exists and is not a bundle", .0.display())]
     NotABundle(PathBuf),
-    /// The output folder holds another bundle.
+    /// Output folder with another bundle.
     #[error("{} holds a bundle of other inputs: {difference}", path.display())]
     Exists {
-        /// The output folder.
+        /// Output folder.
         path: PathBuf,
-        /// What differs.
+        /// Difference between the bundles.
         difference: String,
     },
-    /// Something else is where the bundle would be made.
-    #[error("{}: it is in the way, and no conversion of anec's made it", .0.display())]
+    /// Foreign file or folder at the path of the partial bundle.
+    #[error("{}: exists, and was not created by a conversion", .0.display())]
     NotOurs(PathBuf),
-    /// Another run makes the same bundle.
-    #[error("{}: another conversion is at work there", .0.display())]
+    /// Another process converts into the same folder.
+    #[error("{}: another conversion is in progress", .0.display())]
     Busy(PathBuf),
-    /// The system refused a file.
+    /// File that can't be read or written.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A `bundle.json` that can't be used.
+    /// Invalid `bundle.json`.
     #[error(transparent)]
     Bundle(#[from] BundleError),
-    /// Core ML's compiler refused a package.
-    #[error("coremlcompiler refused {package} ({status}):\n{output}")]
+    /// Package that Core ML's compiler rejected.
+    #[error("coremlcompiler rejected {package} ({status}):\n{output}")]
     Compiler {
-        /// The package.
+        /// Package name.
         package: String,
-        /// How it ended.
+        /// Exit status of the compiler.
         status: String,
-        /// What it said.
+        /// Output of the compiler.
         output: String,
     },
-    /// Core ML's compiler isn't here.
-    #[error("Core ML's compiler isn't here: {0}")]
+    /// Core ML's compiler isn't available.
+    #[error("Core ML's compiler is not available: {0}")]
     NoCompiler(String),
 }
 

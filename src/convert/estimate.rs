@@ -1,4 +1,4 @@
-//! How fast a model might run: an estimate from bytes, labelled as one. Nothing here was measured on this machine.
+//! Rough speed estimates from bytes and calls. Nothing here is measured on this machine.
 
 use serde::Serialize;
 
@@ -6,45 +6,45 @@ use super::plan::ConvertPlan;
 use anec_family::FamilyModel;
 use anec_manifest::{ExpertsForm, Manifest};
 
-/// Weight bytes per second that decoders on the Neural Engine were seen to stream: published measurements of int8
-/// decoders lie between 37 GB/s (a base M chip, small shards) and 120 GB/s (an LM head on an M4 Max).
+/// Range of weight bytes per second that the Neural Engine streams: published measurements of int8 decoders range from
+/// 37 GB/s (a base M chip, small shards) to 120 GB/s (an LM head on an M4 Max).
 const BYTES_PER_SECOND: [f64; 2] = [37e9, 120e9];
-/// Seconds that one call of a package costs beside its weights: from 0.2 ms (cached small predictions) to 1.1 ms
+/// Seconds per call of a package, apart from its weights: from 0.2 ms (cached small predictions) to 1.1 ms
 /// (80 packages in 87 ms).
 const SECONDS_PER_CALL: [f64; 2] = [1.1e-3, 0.2e-3];
 
-/// What one token of decoding takes.
+/// Estimated cost of one decode step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Estimate {
-    /// Weight bytes read for each token: all layers and all pieces of the LM head; of experts in functions of their own
-    /// those that the token is given, at most.
+    /// Weight bytes read per token: all layers and all pieces of the LM head; for experts in functions of their own, at
+    /// most those that a token is routed to.
     pub weight_bytes_per_token: u64,
-    /// Cache bytes read for each token when the context is full.
+    /// Cache bytes read per token when the context is full.
     pub state_bytes_per_token: u64,
-    /// Calls of packages for each token.
+    /// Calls of packages per token.
     pub calls_per_token: usize,
     /// Tokens per second, from the slow to the fast end of the assumptions.
     pub tokens_per_second: [f64; 2],
 }
 
-/// The estimate of another form of experts.
+/// Estimate for another form of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct FormEstimate {
-    /// The form.
+    /// Form of the experts.
     pub experts: ExpertsForm,
-    /// Its estimate.
+    /// Estimate for this form.
     #[serde(flatten)]
     pub estimate: Estimate,
 }
 
 impl FormEstimate {
-    /// Estimates of every form of experts in which the model can be converted; none where it has no experts.
+    /// Estimates for every form of experts that the model can be converted with; empty for models without experts.
     pub fn of(manifest: &Manifest, model: &dyn FamilyModel) -> Vec<FormEstimate> {
         if (0..model.facts().num_layers).all(|layer| model.experts(layer).is_none()) {
             return Vec::new();
         }
         let estimate = |experts: ExpertsForm| {
-            // a form for whose layers the packages are too small is none that can be chosen
+            // skip forms whose layers exceed the packages' limit
             let plan = ConvertPlan::new(&Manifest { experts, ..manifest.clone() }, model).ok()?;
             Some(FormEstimate { experts, estimate: Estimate::of(&plan) })
         };
@@ -53,11 +53,11 @@ impl FormEstimate {
 }
 
 impl Estimate {
-    /// What the estimate rests on.
+    /// Assumptions of the estimate.
     pub const ASSUMPTION: &str = "an estimate, not a measurement: weights and a full cache streamed at 37 to 120 GB/s, \
                                   0.2 to 1.1 ms for each call of a package";
 
-    /// The estimate for a plan.
+    /// Estimates a plan.
     pub fn of(plan: &ConvertPlan) -> Self {
         let (states, (weights, calls)) = (plan.state_bytes(), plan.of_one_token());
         let speed = |end: usize| {

@@ -1,5 +1,5 @@
-//! What exports to the layouts of other runtimes have in common: functions of a bundle with other inputs around them, the
-//! host's tables as constants, a folder that is there as a whole or not at all.
+//! Parts shared by exports to other runtimes: a bundle's functions with adapted inputs, the host's tables as constants,
+//! an output folder that appears complete or not at all.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use serde_json::json;
 
 use super::files;
 
-/// Why a bundle can't be written in a layout.
+/// Reason why a bundle can't be exported in a layout.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {problem}", path.display())]
 pub struct ExportError {
@@ -38,7 +38,7 @@ impl Diagnostic for ExportError {
     }
 }
 
-/// The description of a bundle that is sound.
+/// Reads the description of a complete bundle.
 pub(super) fn read(folder: &Path) -> Result<Bundle> {
     let bundle = Bundle::read(folder)?;
     match bundle.check().into_iter().next() {
@@ -47,10 +47,10 @@ pub(super) fn read(folder: &Path) -> Result<Bundle> {
     }
 }
 
-/// Lets a folder be written that isn't there yet or is empty. It has its name when it is complete; nothing is left otherwise.
+/// Writes a new or empty folder. It gets its name when it is complete; nothing remains after an error.
 pub(super) fn into_new_folder<T>(out: &Path, write: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
     if std::fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) || out.is_file() {
-        let (problem, help) = ("exists already".into(), "name another folder, or remove this one".into());
+        let (problem, help) = ("exists already".into(), "choose another folder, or remove this one".into());
         return Err(ExportError { path: out.to_owned(), problem, help }.into());
     }
     let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -67,17 +67,17 @@ pub(super) fn into_new_folder<T>(out: &Path, write: impl FnOnce(&Path) -> Result
     written
 }
 
-/// A bundle whose functions become parts of others.
+/// Bundle whose functions become parts of other functions.
 pub(super) struct ExportedBundle<'a> {
     folder: &'a Path,
     bundle: &'a Bundle,
     packages: BTreeMap<String, Package>,
-    /// Tokens of a text, at most.
+    /// Context length in tokens.
     context: u64,
 }
 
 impl<'a> ExportedBundle<'a> {
-    /// Opens the packages of some functions.
+    /// Opens the packages of the functions.
     pub(super) fn open(
         folder: &'a Path,
         bundle: &'a Bundle,
@@ -93,13 +93,13 @@ impl<'a> ExportedBundle<'a> {
         Ok(ExportedBundle { folder, bundle, packages, context })
     }
 
-    /// The newest opset of the functions.
+    /// Highest opset of the functions.
     pub(super) fn opset(&self) -> Opset {
         let functions = self.packages.values().flat_map(|package| &package.program.functions);
         functions.map(|function| function.opset).max().unwrap_or(Opset::CoreMl8)
     }
 
-    /// A function as it is.
+    /// Returns a function unchanged.
     pub(super) fn flexible(&self, entry: &FunctionEntry) -> Result<&Function> {
         let package = &self.packages[&entry.package];
         let found = package.program.functions.iter().find(|function| function.name == entry.function);
@@ -110,7 +110,7 @@ impl<'a> ExportedBundle<'a> {
         })?)
     }
 
-    /// A function for so many tokens.
+    /// Returns a function specialized to a number of tokens.
     pub(super) fn function(&self, entry: &FunctionEntry, tokens: u64) -> Result<Function> {
         let function = self.flexible(entry)?;
         let mut fixed = function.clone();
@@ -120,7 +120,7 @@ impl<'a> ExportedBundle<'a> {
         Ok(if function.lengths.is_empty() { fixed } else { infer_types(&fixed)? })
     }
 
-    /// A tensor of the host's file.
+    /// Returns a tensor of the host's file.
     fn host(&self, name: &str) -> Result<SourceTensor> {
         let path = self.folder.join(&self.bundle.host.file.file);
         let source = Source::open_path(&path)?;
@@ -132,7 +132,7 @@ impl<'a> ExportedBundle<'a> {
         })?)
     }
 
-    /// The embedding of tokens `[1, T]`, `[1, T, H]`.
+    /// Embeds tokens `[1, T]` as `[1, T, H]`.
     pub(super) fn embedded(&self, ops: &mut FunctionBuilder, ids: ValueId) -> Result<ValueId> {
         let (vocab, hidden) = (self.bundle.model.vocab_size, self.bundle.model.hidden_size);
         let table = SourceWeight::from(self.host(&self.bundle.host.embedding)?);
@@ -142,7 +142,7 @@ impl<'a> ExportedBundle<'a> {
         Ok(gather(ops, table, ids))
     }
 
-    /// The rows of a rotary table at positions `[T]`, `[1, 1, T, n]`.
+    /// Gathers the rows of a rotary table at positions `[T]` as `[1, 1, T, n]`.
     pub(super) fn rotary(
         &self,
         ops: &mut FunctionBuilder,
@@ -151,7 +151,7 @@ impl<'a> ExportedBundle<'a> {
         cosines: bool,
     ) -> Result<ValueId> {
         let found = self.bundle.host.rope.iter().find(|rope| rope.table == table);
-        // the variant for texts as long as the context serves all lengths here: an app has no others
+        // apps have a single table, so the variant for the full context serves all lengths
         let variant = found.and_then(|rope| rope.variants.iter().find(|variant| variant.max_length >= self.context));
         let name = variant.map(|variant| if cosines { &variant.cos } else { &variant.sin });
         let tensor = self.host(name.map_or(table, String::as_str))?;
@@ -164,7 +164,7 @@ impl<'a> ExportedBundle<'a> {
         Ok(ops.expand_dims(rows, &[0, 1]))
     }
 
-    /// Writes the tokenizer's files, and the `config.json` by which readers choose a tokenizer.
+    /// Writes the tokenizer's files and the `config.json` by which readers choose a tokenizer.
     pub(super) fn write_tokenizer(&self, folder: &Path) -> Result<()> {
         for (what, file) in &self.bundle.tokenizer {
             let from = self.folder.join(file);
@@ -181,20 +181,20 @@ impl<'a> ExportedBundle<'a> {
     }
 }
 
-/// A program whose first function runs by default.
+/// Program whose default function is the first.
 pub(super) fn program(functions: Vec<Function>) -> Program {
     let default_function = functions.first().map(|function| function.name.clone()).unwrap_or_default();
     Program { functions, default_function }
 }
 
-/// A position as where a slice of a cache `[1, heads, S, head_dim]` begins or ends: `0, 0, position, 0`.
+/// Index of a position in a cache `[1, heads, S, head_dim]`: `0, 0, position, 0`.
 pub(super) fn slot(ops: &mut FunctionBuilder, position: ValueId) -> ValueId {
     let (before, after) =
         (ops.constant("before", Constant::int32s(&[0, 0])), ops.constant("after", Constant::int32s(&[0])));
     ops.concat(&[before, position, after], 0)
 }
 
-/// Rows of a table.
+/// Gathers rows of a table.
 fn gather(ops: &mut FunctionBuilder, table: ValueId, ids: ValueId) -> ValueId {
     ops.op::<OpInput>(
         "gather",
@@ -203,15 +203,15 @@ fn gather(ops: &mut FunctionBuilder, table: ValueId, ids: ValueId) -> ValueId {
     )
 }
 
-/// `[1, T, H]` as `[1, H, T, 1]` or `[1, H, 1, T]`.
+/// Transposes `[1, T, H]` to `[1, H, T, 1]` or `[1, H, 1, T]`.
 pub(super) fn to_columns(ops: &mut FunctionBuilder, rows: ValueId, shape: &[u64]) -> ValueId {
     let columns = ops.transpose(rows, &[0, 2, 1]);
-    // one token has the same shape in both layouts
+    // with one token, both layouts have the same shape
     let axis = if shape.last() == Some(&1) { 3 } else { 2 };
     ops.expand_dims(columns, &[axis])
 }
 
-/// `[1, H, T, 1]` or `[1, H, 1, T]` as `[1, T, H]`.
+/// Transposes `[1, H, T, 1]` or `[1, H, 1, T]` to `[1, T, H]`.
 pub(super) fn to_rows(ops: &mut FunctionBuilder, columns: ValueId) -> ValueId {
     let last = ops.ty(columns).shape.last() == Some(&Dim::Fixed(1));
     let flat = ops.squeeze(columns, &[if last { 3 } else { 2 }]);

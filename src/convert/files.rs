@@ -1,4 +1,4 @@
-//! Files of a bundle: written whole or not at all, with their digests.
+//! Files of a bundle: written atomically, with their digests.
 
 use std::path::Path;
 
@@ -11,19 +11,19 @@ use anec_base::Result;
 use anec_bundle::FileDigest;
 use anec_package::stream::{self, FilePart, NotWritten, StreamSummary};
 
-/// Writes a whole file.
+/// Writes a file.
 ///
 /// # Errors
-/// When the system refuses.
+/// If the file can't be written.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<FileDigest, ConvertError> {
     write_file(path, bytes)?;
     Ok(digest(path, StreamSummary { bytes: bytes.len() as u64, digest: blake3::hash(bytes) }))
 }
 
-/// Writes a file whose parts follow each other. `written` is told the part's number and the bytes of each of its pieces.
+/// Writes a file from consecutive parts. `written` receives the index of a part and the size of each chunk.
 ///
 /// # Errors
-/// When a part can't be produced, or the system refuses.
+/// If a part can't be produced or the file can't be written.
 pub fn write_parts(path: &Path, parts: &[FilePart<'_>], written: &(dyn Fn(usize, u64) + Sync)) -> Result<FileDigest> {
     let output = OutputFile::create(path)?;
     match stream::write_parts(output.file(), parts, written) {
@@ -41,10 +41,10 @@ fn digest(path: &Path, StreamSummary { bytes, digest }: StreamSummary) -> FileDi
     FileDigest { file, bytes, digest: ContentDigest::blake3(&digest) }
 }
 
-/// Writes a value as indented JSON that ends with a newline.
+/// Writes a value as indented JSON with a final newline.
 ///
 /// # Errors
-/// When the system refuses.
+/// If the file can't be written.
 pub fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<FileDigest, ConvertError> {
     let mut text = serde_json::to_string_pretty(value).map_err(|e| FileError::of(path, "write")(e.into()))?;
     text.push('\n');

@@ -1,4 +1,4 @@
-//! The functions of a package, built and checked.
+//! Construction and verification of a package's functions.
 
 use super::emit::Emitter;
 use super::error::ConvertError;
@@ -9,19 +9,19 @@ use anec_family::{FamilyModel, FunctionRequest, LoweringOptions};
 use anec_mil::Program;
 use anec_mil::verify::verify;
 
-/// Functions of the layer that drafts in a package of the model's.
+/// Functions of the draft layer in one of the model's packages.
 #[derive(Clone, Copy)]
 pub struct DraftRequests<'a> {
-    /// The layer, as a model.
+    /// The draft layer as a model.
     pub model: &'a dyn FamilyModel,
-    /// The functions.
+    /// Requested functions.
     pub requests: &'a [FunctionRequest],
 }
 
-/// Builds and checks the functions of one package.
+/// Builds and verifies the functions of one package.
 ///
 /// # Errors
-/// When a weight can't be emitted, or the graph breaks Core ML's rules.
+/// If a weight can't be emitted, or the graph violates Core ML's rules.
 pub fn build_package(
     model: &dyn FamilyModel,
     form: &LoweringOptions,
@@ -31,10 +31,10 @@ pub fn build_package(
     build_shared_package(model, form, plan, None, emitter)
 }
 
-/// As [`build_package`]; the functions of the layer that drafts stand behind the model's.
+/// Builds a package like [`build_package`], followed by functions of the draft layer.
 ///
 /// # Errors
-/// As [`build_package`].
+/// Returns any error from [`build_package`].
 pub fn build_shared_package(
     model: &dyn FamilyModel,
     form: &LoweringOptions,

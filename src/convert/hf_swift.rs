@@ -1,17 +1,18 @@
-//! A bundle as the one package that Hugging Face's swift-transformers runs: `inputIds` and `causalMask` in, `logits` out, states
-//! `keyCache` and `valueCache`.
+//! Export of a bundle as one package for Hugging Face's swift-transformers: inputs `inputIds` and `causalMask`, output
+//! `logits`, states `keyCache` and `valueCache`.
 //!
 //! ```text
-//! past      = |causalMask| - 1 - T                      the app gives a mask of one slot more than the text has tokens
+//! past      = |causalMask| - 1 - T                      the app's mask has one slot more than the text has tokens
 //! positions = past, past + 1, … past + T - 1
 //! logits    = head(layers(embedding[inputIds], rope[positions], masks, caches[.., ..past, ..]))
 //! caches[.., past..past + T, ..] = keys and values of the call
 //! ```
 //!
-//! The functions are those of a bundle whose host keeps the caches (`state: host`), one after the other; here the package plays the
-//! host. The app's mask is all zeros, so that only its length counts: which token sees which is computed. Source of the names and of what
-//! an app gives: `LanguageModelWithStatefulKVCache` of swift-transformers as of 2026. Flexible shapes and a cache that is written at a
-//! computed position were published to keep such models off the Neural Engine; the library itself loads them for CPU and GPU.
+//! The functions are those of a bundle with `state: host`, in sequence; the package takes the role of the host. The
+//! app's mask is all zeros, so that only its length matters: the package computes the causal masks. Source of the names
+//! and inputs: `LanguageModelWithStatefulKVCache` of swift-transformers, 2026. Published findings say that flexible
+//! shapes and a cache written at a computed position keep such models off the Neural Engine; the library itself loads
+//! them for CPU and GPU.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,24 +27,24 @@ use super::compile::Compiler;
 use super::exported::{ExportError, ExportedBundle, into_new_folder, program, read, slot, to_columns, to_rows};
 use super::open::name_of;
 
-/// A folder that was written.
+/// Exported folder.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct HfSwiftExport {
-    /// The folder.
+    /// Output folder.
     pub path: PathBuf,
-    /// Its package.
+    /// Package name.
     pub package: String,
-    /// The compiled model, where Core ML's compiler is there.
+    /// Compiled model, if Core ML's compiler is available.
     pub compiled: Option<String>,
-    /// Tokens of a text at most.
+    /// Context length in tokens.
     pub context: u64,
 }
 
-/// Writes a bundle as such a package, with the tokenizer's files, into a folder that isn't there yet or is empty. The package is
-/// compiled where Core ML's compiler is there.
+/// Exports a bundle as one package with the tokenizer's files into a new or empty folder, and compiles the package if
+/// Core ML's compiler is available.
 ///
 /// # Errors
-/// When the bundle's form isn't one that the package can hold, or the system refuses.
+/// If the package can't hold the bundle's form, or a file can't be written.
 pub fn export(folder: &Path, out: &Path, progress: &Progress) -> Result<HfSwiftExport> {
     let bundle = read(folder)?;
     let model = SwiftModel::of(folder, &bundle)?;
@@ -52,40 +53,40 @@ pub fn export(folder: &Path, out: &Path, progress: &Progress) -> Result<HfSwiftE
     Ok(HfSwiftExport { path: out.to_owned(), package, compiled, context: model.context })
 }
 
-/// The parts of a bundle that the package is made of.
+/// Parts of a bundle that the package consists of.
 struct SwiftModel<'a> {
     bundle: &'a Bundle,
     exported: ExportedBundle<'a>,
-    /// Functions of the layers, then the pieces of the head.
+    /// Functions of the layers, then of the LM head.
     functions: Vec<&'a FunctionEntry>,
     context: u64,
-    /// Tokens of a call, at most.
+    /// Maximum number of tokens per call.
     most: u64,
 }
 
-/// What the graph has at hand for every function.
+/// Values that the graph computes once for all functions.
 struct Call {
-    /// int32 `[T]`.
+    /// Positions, int32 `[T]`.
     positions: ValueId,
-    /// `[1, 1, T, S]`.
+    /// Mask of earlier calls' tokens, `[1, 1, T, S]`.
     past_mask: ValueId,
-    /// `[1, 1, T, T]`.
+    /// Mask of this call's tokens, `[1, 1, T, T]`.
     call_mask: ValueId,
 }
 
-/// All keys, or all values.
+/// Keys or values of all layers.
 struct Caches {
     state: ValueId,
-    /// `[1, layers * heads, S, head_dim]`, as the calls before left it.
+    /// Cache of earlier calls, `[1, layers * heads, S, head_dim]`.
     before: ValueId,
     /// Heads of a layer.
     heads: u64,
-    /// `[1, heads, T, head_dim]` of each layer that has been computed.
+    /// New rows of each computed layer, `[1, heads, T, head_dim]`.
     rows: Vec<ValueId>,
 }
 
 impl Caches {
-    /// A state for all layers, each of which has a cache of the shape `[1, heads, S, head_dim]`.
+    /// Declares a state for all layers; each layer has a cache of shape `[1, heads, S, head_dim]`.
     fn new(ops: &mut FunctionBuilder, name: &str, layers: usize, of_layer: &[u64]) -> Self {
         let (heads, slots, width) = (of_layer[1], of_layer[2], of_layer[3]);
         let state = ops.state(name, TensorType::new(DataType::Fp16, [1, layers as u64 * heads, slots, width]));
@@ -98,7 +99,7 @@ impl Caches {
         ops.slice(self.before, 1, first..first + self.heads)
     }
 
-    /// Writes the rows of the call's tokens from `begin` to `end`.
+    /// Writes the rows of this call from `begin` to `end`.
     fn write(self, ops: &mut FunctionBuilder, begin: ValueId, end: ValueId) {
         let rows = ops.concat(&self.rows, 1);
         let after = ops.slice_update_along(self.before, rows, 2, begin, end);
@@ -117,7 +118,7 @@ impl<'a> SwiftModel<'a> {
                     .into(),
         };
         if bundle.model.task != Task::TextGeneration {
-            return Err(wrong("it doesn't continue texts, which is what the library does".into()).into());
+            return Err(wrong("the bundle doesn't generate text, which the library requires".into()).into());
         }
         let context = bundle.model.contexts.last().copied().unwrap_or(0);
         let functions: Vec<_> = bundle.functions.iter().filter(|entry| entry.context == context).collect();
@@ -134,7 +135,7 @@ impl<'a> SwiftModel<'a> {
             }
             if let Some(state) = entry.states.first() {
                 return Err(
-                    wrong(format!("{name} keeps a state `{}`, expected one whose host does", state.name)).into()
+                    wrong(format!("{name} keeps a state `{}`, expected that the host keeps it", state.name)).into()
                 );
             }
             for port in &entry.inputs {
@@ -148,8 +149,7 @@ impl<'a> SwiftModel<'a> {
                         shapes.entry(false).or_default().push(port.shape_at(1));
                     }
                     _ => {
-                        let problem =
-                            format!("{name} has an input `{}`, for which the library gives nothing", port.name);
+                        let problem = format!("{name} has an input `{}`, which the library doesn't provide", port.name);
                         return Err(wrong(problem).into());
                     }
                 }
@@ -165,7 +165,7 @@ impl<'a> SwiftModel<'a> {
         Ok(SwiftModel { bundle, exported, functions, context, most })
     }
 
-    /// Writes all files into a folder; gives the names of the package and the compiled model.
+    /// Writes all files into a folder; returns the names of the package and the compiled model.
     fn write(&self, folder: &Path, progress: &Progress) -> Result<(String, Option<String>)> {
         let bundle = self.bundle;
         let package = format!("{}.mlpackage", name_of(&bundle.name));
@@ -176,7 +176,7 @@ impl<'a> SwiftModel<'a> {
             WriteProgress::Prepared(_) => {}
             WriteProgress::Written(bytes) => progress.add(bytes),
         };
-        // by which the library finds the tokenizer on the hub
+        // the library finds the tokenizer on the hub by this name
         let source = bundle.manifest.source.as_deref().and_then(|source| source.strip_prefix("hf:"));
         let on_hub = source.map_or(bundle.name.as_str(), |source| source.split('@').next().unwrap_or(source));
         let metadata = PackageMetadata {
@@ -199,7 +199,7 @@ impl<'a> SwiftModel<'a> {
 
     fn program(&self) -> Result<Program> {
         let mut ops = FunctionBuilder::new("main", self.exported.opset());
-        // the symbols of the bundle's functions, which become parts of this one
+        // the symbols of the bundle's functions, whose bodies become parts of this one
         let range = |lower, upper, default| SymbolRange::Range { lower, upper: Some(upper), default };
         let tokens = ops.symbol("T", range(1, self.most, 1));
         let slots = ops.symbol("K", range(2, self.context + 1, 2));
@@ -265,7 +265,7 @@ impl<'a> SwiftModel<'a> {
         Ok(program(vec![ops.finish()?]))
     }
 
-    /// The shape of a layer's keys, or values.
+    /// Shape of a layer's keys or values.
     fn cache_shape(&self, keys: bool) -> Vec<u64> {
         let is_wanted = |port: &&Port| match &port.role {
             PortRole::Cache { holds, .. } => matches!(holds, StateRole::KeyCache { .. }) == keys,
@@ -275,9 +275,9 @@ impl<'a> SwiftModel<'a> {
         ports.find(is_wanted).map(|port| port.shape_at(1)).unwrap_or_default()
     }
 
-    /// Positions and masks of a call whose first token comes after `past` others.
+    /// Positions and masks of a call that follows `past` tokens.
     fn call(&self, ops: &mut FunctionBuilder, ids: ValueId, past: ValueId) -> Call {
-        // of as many elements as there are tokens, which a range that is computed wouldn't say
+        // derived from the ids, so that the length is known statically; a computed range has an unknown one
         let zeros = ops.mul(ids, Constant::int32(0));
         let ones = ops.add(zeros, Constant::int32(1));
         let counting: [(&str, OpInput); 3] =
@@ -303,7 +303,7 @@ impl<'a> SwiftModel<'a> {
     }
 }
 
-/// 0 where false, -1e4 where true.
+/// Turns a boolean mask into an additive one: 0 for false, -1e4 for true.
 fn masked(ops: &mut FunctionBuilder, hidden: ValueId) -> ValueId {
     let ones = ops.to_fp16(hidden);
     ops.mul(ones, Constant::fp16(MASKED))

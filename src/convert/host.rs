@@ -1,6 +1,5 @@
-//! `host.safetensors`: what the host computes with, streamed. What is f32 (rotary tables, a rotation of hidden states,
-//! positions) comes first, so that it is aligned; then the embedding (fp16),
-//! and what layers are told of tokens (fp16).
+//! `host.safetensors`: tensors for the host, streamed. f32 tensors (rotary tables, rotation of hidden states,
+//! positions) come first so that they are aligned; then the fp16 tables: the embedding and the per-layer embedding.
 
 use std::path::Path;
 
@@ -20,17 +19,17 @@ use anec_source::SourceWeight;
 pub const FILE_NAME: &str = "host.safetensors";
 /// Name of the embedding table.
 const EMBEDDING: &str = "embedding";
-/// Name of the table of what layers are told of tokens.
+/// Name of the per-layer embedding table.
 const PER_LAYER_EMBEDDING: &str = "per_layer_embedding";
-/// Rows of it that are computed together: each takes a product with the same matrix.
+/// Rows of the per-layer embedding computed together: one matrix product each.
 const TOGETHER: u64 = 64;
-/// Name of the matrix by which hidden states are rotated.
+/// Name of the rotation matrix of hidden states.
 const ROTATION: &str = "rotation";
 /// Names of the tables of learned positions and of token types.
 const POSITIONS: &str = "positions";
 const TOKEN_TYPES: &str = "token_types";
 
-/// Names of the projections of what is pooled.
+/// Names of the projections after pooling.
 pub fn projections(projections: &[HostProjection]) -> Vec<Projection> {
     let named = |(index, projection): (usize, &HostProjection)| Projection {
         weight: format!("projection.{index}.weight"),
@@ -40,7 +39,7 @@ pub fn projections(projections: &[HostProjection]) -> Vec<Projection> {
     projections.iter().enumerate().map(named).collect()
 }
 
-/// The f32 matrices of the file, by name.
+/// Named f32 matrices of the file.
 fn matrices(host: &HostTensors) -> Vec<(String, &SourceWeight)> {
     let single = [(ROTATION, &host.rotation), (POSITIONS, &host.positions), (TOKEN_TYPES, &host.token_types)];
     let single = single.into_iter().filter_map(|(name, matrix)| Some((name.to_owned(), matrix.as_ref()?)));
@@ -51,7 +50,7 @@ fn matrices(host: &HostTensors) -> Vec<(String, &SourceWeight)> {
     single.chain(projected).collect()
 }
 
-/// Bytes that the file takes, apart from its header.
+/// Size of the file in bytes, without its header.
 pub fn bytes(host: &HostTensors) -> u64 {
     let tables = host.rope.iter().flat_map(|t| &t.variants).map(|v| 4 * (v.cos.len() + v.sin.len()) as u64);
     let matrices: u64 = matrices(host).iter().map(|(_, matrix)| 4 * matrix.elements()).sum();
@@ -62,7 +61,7 @@ pub fn bytes(host: &HostTensors) -> u64 {
 /// Writes the file.
 ///
 /// # Errors
-/// When the embedding can't be read or held in fp16, or the file can't be written.
+/// If the embedding can't be read or represented in fp16, or the file can't be written.
 pub fn write(path: &Path, host: &HostTensors, overflow: Overflow, progress: &Progress) -> Result<HostFacts> {
     let mut header = serde_json::Map::new();
     let mut end = 0u64;
@@ -89,7 +88,7 @@ pub fn write(path: &Path, host: &HostTensors, overflow: Overflow, progress: &Pro
     }
     let mut read = Vec::new();
     for (name, matrix) in matrices(host) {
-        // a bias is a matrix of one row
+        // a bias is a matrix with one row
         let shape = if matrix.shape().len() == 1 { vec![1, matrix.elements()] } else { matrix.shape().to_vec() };
         let mut values = vec![0.0; matrix.elements() as usize];
         matrix.read(0, &mut values)?;
@@ -111,7 +110,7 @@ pub fn write(path: &Path, host: &HostTensors, overflow: Overflow, progress: &Pro
     parts.extend(tables.into_iter().map(|values| FilePart::Bytes(little_endian(values).into())));
     parts.push(FilePart::Content(&embedding));
     parts.extend(per_layer.iter().map(|table| FilePart::Content(table)));
-    // what comes before the tables is no part of the bytes that were announced
+    // the announced total counts the fp16 tables only
     let written = |part, bytes| progress.add(if part < 2 { 0 } else { bytes });
     let file = files::write_parts(path, &parts, &written)?;
     let named = |matrix: &Option<SourceWeight>, name: &str| matrix.as_ref().map(|_| name.to_owned());
@@ -126,7 +125,7 @@ pub fn write(path: &Path, host: &HostTensors, overflow: Overflow, progress: &Pro
     })
 }
 
-/// The bytes of values, which are little-endian in memory, too, on every target that is built for.
+/// Bytes of the values; every supported target is little-endian.
 fn little_endian(values: &[f32]) -> &[u8] {
     bytemuck::cast_slice(values)
 }
@@ -137,7 +136,7 @@ mod tests {
     use anec_family::{RopeTables, RopeValues};
 
     #[test]
-    fn the_file_is_safetensors_that_others_read() {
+    fn the_file_is_valid_safetensors() {
         let values = |n: u64| (0..n).map(|i| i as f32 * 0.5).collect::<Vec<f32>>();
         let variant = |max_length| RopeValues { max_length, cos: values(6), sin: values(6) };
         let host = HostTensors {
@@ -168,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_fails_never_appears() {
+    fn a_failed_write_leaves_no_file() {
         let host = HostTensors {
             embedding: SourceWeight::from_values("e", &[2, 1], vec![1.0, f32::NAN]).unwrap(),
             rope: vec![],

@@ -1,8 +1,8 @@
-//! Conversions. A manifest and a source become a bundle.
+//! Conversion of a source into a bundle, as a manifest describes it.
 //!
-//! [`pipeline::convert`] plans the packages, builds their functions through the model's family, checks and writes them
-//! one after another, and finishes with the host's file, the tokenizer and `bundle.json`. Weights are read, converted
-//! and written in one stream.
+//! [`pipeline::convert`] plans the packages, builds their functions through the model's family, verifies and writes
+//! them, and finishes with the host's file, the tokenizer and `bundle.json`. Weights are read, converted and written as
+//! streams.
 //!
 //! ```
 //! use anec_convert::{ConvertOptions, Outcome, convert};
@@ -26,22 +26,22 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`plan`], [`size`] | what goes into which package, and how many bytes that takes |
-//! | [`workload`] | what a function reads and computes |
-//! | [`estimate`] | how fast that might run |
+//! | [`plan`], [`size`] | layers and functions of each package, and its size |
+//! | [`workload`] | memory traffic and arithmetic of a function |
+//! | [`estimate`] | rough speed estimates |
 //! | [`emit`] | weights in the number format of their role |
-//! | [`open`] | the source that a manifest names, and the model in it |
-//! | [`functions`] | the functions of a package |
+//! | [`open`] | the manifest's source and its model |
+//! | [`functions`] | construction of a package's functions |
 //! | [`pipeline`] | the conversion itself |
-//! | `run` | its files, written several at a time |
-//! | [`resume`] | the journal by which an interrupted conversion goes on |
-//! | [`output`] | the folder that the bundle gets |
-//! | [`host`], [`tokenizer`], [`files`] | the files beside the packages |
+//! | `run` | parallel writing of files |
+//! | [`resume`] | the journal for resuming an interrupted conversion |
+//! | [`output`] | the bundle's folder |
+//! | [`host`], [`tokenizer`], [`files`] | files beside the packages |
 //! | [`compile`] | Core ML's compiler |
-//! | [`anemll`] | a bundle in the layout that apps made for Anemll's models read |
-//! | [`hf_swift`] | a bundle as the one package that swift-transformers runs |
-//! | `exported` | what both have in common |
-//! | [`report`], [`notes`] | `report.json` and what the user should know |
+//! | [`anemll`] | export in Anemll's layout |
+//! | [`hf_swift`] | export for swift-transformers |
+//! | `exported` | parts shared by exports |
+//! | [`report`], [`notes`] | `report.json` and notes for the user |
 
 #![forbid(unsafe_code)]
 

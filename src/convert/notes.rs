@@ -1,4 +1,4 @@
-//! What a user should know of a conversion that succeeded: one sentence each.
+//! Notes about a successful conversion: one sentence each.
 
 use super::plan::ConvertPlan;
 use super::report::{ConvertReport, TensorReport};
@@ -8,15 +8,14 @@ use anec_manifest::{Granularity, Manifest, Role, Transform, Transforms, WeightFo
 use anec_source::{Description, Source};
 use serde_json::Value as Json;
 
-/// Relative rms error from which a weight quantized to eight bits is worth a note. Eight bits lose about 1 % of weights
-/// without outliers, whatever their granularity; ten times that means that outliers have taken the scale for themselves.
-/// Every two bits less double it.
+/// Relative rms error of an 8-bit weight that causes a note. Weights without outliers lose about 1 % at any
+/// granularity; ten times that means that outliers determine the scale. The limit doubles for every two bits less.
 pub const NOTABLE_LOSS: f64 = 0.1;
 
-/// How many weights a note names.
+/// Maximum number of weights that a note names.
 const NAMED: usize = 3;
 
-/// What is odd about a plan and yet allowed.
+/// Notes on unusual settings of a plan.
 pub fn of_plan(plan: &ConvertPlan, model: &dyn FamilyModel) -> Vec<String> {
     let longest = model.facts().max_position_embeddings;
     let over = plan.contexts.iter().filter(|context| **context > longest);
@@ -25,19 +24,19 @@ pub fn of_plan(plan: &ConvertPlan, model: &dyn FamilyModel) -> Vec<String> {
     over.chain(short_windows(plan, model)).collect()
 }
 
-/// What the layer that drafts adds.
+/// Note on the size of the draft layer.
 pub fn of_draft(plan: &ConvertPlan) -> Option<String> {
     let draft = plan.draft.as_ref()?;
     let megabytes = draft.packages.iter().map(|package| package.weight_bytes).sum::<u64>() as f64 / 1e6;
     let (count, s) = (draft.packages.len(), if draft.packages.len() == 1 { "" } else { "s" });
-    Some(format!("`draft`: {count} package{s} more, {megabytes:.1} MB of weights; the LM head's serve both"))
+    Some(format!("`draft`: {count} additional package{s}, {megabytes:.1} MB of weights; the LM head is shared"))
 }
 
-/// Which transforms of the weights were asked for and not done; and which roles got another granularity than `asked` says.
+/// Notes on requested transforms that were not applied, and on roles whose granularity differs from `asked`.
 pub fn of_transforms(asked: &Manifest, resolved: &Manifest, model: &dyn FamilyModel) -> Vec<String> {
     let wanted = match &asked.transforms {
         Transforms::List(list) => list.clone(),
-        // what most families are given
+        // what most families support
         Transforms::Auto if !model.transformed().done.is_empty() => vec![Transform::Rotate],
         Transforms::Auto | Transforms::None => Vec::new(),
     };
@@ -45,9 +44,7 @@ pub fn of_transforms(asked: &Manifest, resolved: &Manifest, model: &dyn FamilyMo
     let refused = wanted.iter().filter_map(refused).map(|(name, reason)| format!("`{name}` isn't done: {reason}"));
     let mut notes: Vec<String> = refused.chain(model.transformed().left_out).collect();
     if asked.quant.plan.is_some() {
-        notes.push(
-            "`quant.plan`: formats are chosen by measurement when the model is converted (`anec quant`)".to_owned(),
-        );
+        notes.push("`quant.plan`: formats are chosen by measurement during the conversion".to_owned());
     }
     let other = |role: &&Role| asked.quant.of(**role, None) != resolved.quant.of(**role, None);
     let roles: Vec<String> = Role::PROJECTIONS.iter().filter(other).map(|role| format!("`{role}`")).collect();
@@ -61,7 +58,7 @@ pub fn of_transforms(asked: &Manifest, resolved: &Manifest, model: &dyn FamilyMo
     notes
 }
 
-/// A token classifier takes long texts in windows, which must be more than what their layers see on both sides.
+/// Note on calls of a token classifier that are no longer than the window of its layers on both sides.
 fn short_windows(plan: &ConvertPlan, model: &dyn FamilyModel) -> Option<String> {
     let band = model.facts().label_set()?.band;
     let functions = plan.packages.iter().flat_map(|package| &package.functions);
@@ -76,7 +73,7 @@ fn short_windows(plan: &ConvertPlan, model: &dyn FamilyModel) -> Option<String> 
     })
 }
 
-/// What was asked for and has no effect, and a text that has no end.
+/// Notes on settings without effect, and on a missing end-of-text token.
 pub fn of_source(manifest: &Manifest, source: &Source, bundle: &Bundle) -> Vec<String> {
     let mut notes = Vec::new();
     let has_experts =
@@ -97,12 +94,13 @@ pub fn of_source(manifest: &Manifest, source: &Source, bundle: &Bundle) -> Vec<S
     }
     let tokenizer = bundle.tokenizer.contains_key("tokenizer");
     if tokenizer && bundle.model.task == Task::TextGeneration && bundle.model.eos_token_ids.is_empty() {
-        notes.push("the source names no token that ends a text; a text goes on until --max-tokens".to_owned());
+        notes
+            .push("the source names no end-of-text token; generation stops at the maximum number of tokens".to_owned());
     }
     notes
 }
 
-/// Whether a configuration has a key, at any depth; a path of keys is looked for by its last one.
+/// Returns whether a configuration has a key at any depth; of a path of keys, the last one counts.
 fn has_key(json: &Json, key: &str) -> bool {
     let name = key.rsplit('.').next().unwrap_or(key);
     match json {
@@ -112,7 +110,7 @@ fn has_key(json: &Json, key: &str) -> bool {
     }
 }
 
-/// Quantization that lost much, with the remedy.
+/// Note on large quantization errors, with the remedy.
 pub fn of_losses(report: &ConvertReport) -> Option<String> {
     let loss = |tensor: &TensorReport| tensor.loss.map_or(0.0, |loss| loss.relative_rms_error);
     let notable = |tensor: &TensorReport| NOTABLE_LOSS * 2f64.powf(4.0 - f64::from(tensor.weights.bits()) / 2.0);
@@ -132,12 +130,12 @@ pub fn of_losses(report: &ConvertReport) -> Option<String> {
         _ => "--set quant.weights=palette8",
     };
     let named = named.join(", ");
-    Some(format!("quantization lost much (relative rms error) of {named}{more}; `{remedy}` loses less"))
+    Some(format!("large quantization error (relative rms) of {named}{more}; `{remedy}` reduces it"))
 }
 
-/// That a runtime can't read the tokenizer, and why.
+/// Note on a tokenizer that the runtime can't read.
 pub fn of_tokenizer(problem: &str) -> String {
-    format!("anec can't divide texts into tokens with this bundle, and takes token ids alone: {problem}")
+    format!("the runtime can't use this tokenizer, so the bundle takes token ids only: {problem}")
 }
 
 #[cfg(test)]
@@ -167,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_weights_that_lost_most_are_named_with_the_remedy() {
+    fn the_worst_weights_are_named_with_the_remedy() {
         assert_eq!(of_losses(&report(&[0.01, 0.1], Granularity::PerTensor)), None);
         assert_eq!(
             of_losses(&report(&[0.01, 0.2, 0.87], Granularity::PerTensor)).unwrap(),

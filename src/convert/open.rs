@@ -1,4 +1,4 @@
-//! The source that a manifest names, and the model in it.
+//! The manifest's source and its model.
 
 use super::error::ConvertError;
 use anec_base::{Progress, Result};
@@ -11,38 +11,38 @@ use anec_manifest::{
 };
 use anec_source::{Adapter, Ledger, Source, hub};
 
-/// A source with the model that was found in it.
+/// Open source with its model.
 pub struct Opened {
-    /// The source.
+    /// Source.
     pub source: Source,
-    /// The model.
+    /// Model.
     pub model: Box<dyn FamilyModel>,
-    /// The account of the source's tensors.
+    /// Accounting of the source's tensors.
     pub ledger: LedgerTotals,
 }
 
-/// Opens the source that a manifest names, and the model in it.
+/// Opens a manifest's source and its model.
 ///
 /// # Errors
-/// When there is no source, it can't be read, or its model isn't understood in every tensor and key.
+/// If there is no source, it can't be read, or a tensor or key of its model isn't understood.
 pub fn open(manifest: &Manifest) -> Result<Opened> {
     open_observed(manifest, &Progress::hidden())
 }
 
-/// As [`open`], telling `progress` of what is downloaded.
+/// Opens a source like [`open`], and reports downloads to `progress`.
 ///
 /// # Errors
-/// As [`open`].
+/// Returns any error from [`open`].
 pub fn open_observed(manifest: &Manifest, progress: &Progress) -> Result<Opened> {
     let name = manifest.source.as_deref().ok_or(ConvertError::NoSource)?;
     with_model(Source::open_observed(name, progress)?, manifest)
 }
 
-/// Opens what a plan needs, which are shapes: where the source is on the hub, isn't in the cache, and a built-in manifest is
-/// for it, they come from the published configuration, and nothing is downloaded.
+/// Opens a source for planning, which needs shapes only: for a source on the hub that isn't cached and has a built-in
+/// manifest, the published configuration is used and nothing is downloaded.
 ///
 /// # Errors
-/// As [`open`].
+/// Returns any error from [`open`].
 pub fn open_shapes(manifest: &Manifest, progress: &Progress) -> Result<Opened> {
     let name = manifest.source.as_deref().ok_or(ConvertError::NoSource)?;
     match hub::Location::parse(name)? {
@@ -65,7 +65,7 @@ fn with_model(mut source: Source, manifest: &Manifest) -> Result<Opened> {
 /// Opens the model of a source.
 ///
 /// # Errors
-/// When it isn't understood in every tensor and key.
+/// If a tensor or key isn't understood.
 pub fn open_model(source: &Source, manifest: &Manifest) -> Result<(Box<dyn FamilyModel>, LedgerTotals)> {
     let mut ledger = Ledger::new(source);
     let mut model =
@@ -83,7 +83,7 @@ pub fn open_model(source: &Source, manifest: &Manifest) -> Result<(Box<dyn Famil
     Ok((model, ledger.finish()?))
 }
 
-/// Whether weights of some projection share one scale: a few large ones take it for themselves.
+/// Returns whether weights of a projection share one scale, which outliers would determine.
 fn needs_transforms(manifest: &Manifest) -> bool {
     let shared =
         |format: NumberFormat| format.weights != WeightFormat::None && format.granularity == Granularity::PerTensor;
@@ -91,8 +91,8 @@ fn needs_transforms(manifest: &Manifest) -> bool {
     manifest.quant.plan.is_some() || manifest.quant.formats().any(shared)
 }
 
-/// What of a recipe serves error feedback where no scale is a whole tensor's: a rotation, whatever shares a scale; where there is
-/// none, new gains of norms for int8. Blocks of four bits lose by them, and new units by themselves gain nothing.
+/// Reduces a recipe to what helps error feedback if no scale is per tensor: a rotation wherever weights share a scale;
+/// without one, new gains of norms for int8. They hurt 4-bit blocks, and new units alone gain nothing.
 fn with_feedback(recipe: Vec<Transform>, quant: &Quant) -> Vec<Transform> {
     if recipe.iter().any(|transform| transform.rotation().is_some()) {
         return recipe;
@@ -101,11 +101,11 @@ fn with_feedback(recipe: Vec<Transform>, quant: &Quant) -> Vec<Transform> {
     recipe.into_iter().filter(|transform| int8 && *transform == Transform::Gains).collect()
 }
 
-/// The roles whose rows feed a norm, where families have norms behind the blocks, and the one whose rows are logits: no unit of
-/// such a row can be undone, and nothing is rotated that would even rows out.
+/// Roles whose rows feed a norm (in families with norms after the blocks), and the LM head: rescaling their rows can't
+/// be undone, and no rotation would even the rows out.
 const ROWS_OF_FIXED_UNITS: [Role; 3] = [Role::AttentionOutput, Role::MlpDown, Role::LmHead];
 
-/// Gives those roles a scale for each channel where nothing else is said.
+/// Gives those roles per-channel scales unless the manifest sets others.
 fn scale_fixed_rows(quant: &mut Quant) {
     for role in ROWS_OF_FIXED_UNITS {
         let own = quant.overrides.get(&role).copied().unwrap_or_default();
@@ -117,8 +117,8 @@ fn scale_fixed_rows(quant: &mut Quant) {
     }
 }
 
-/// What is said of texts and calls, where nothing is: a text has to fit into a call, and there may be fewer positions than
-/// the default has tokens.
+/// Sets defaults for texts and calls of encoders: a text has to fit into a call, and there may be fewer positions than
+/// the default context.
 fn whole_texts(manifest: &mut Manifest, positions: u64) {
     let default = Manifest::default();
     if manifest.context == default.context {
@@ -130,7 +130,7 @@ fn whole_texts(manifest: &mut Manifest, positions: u64) {
     }
 }
 
-/// The manifest with what the source decides and all defaults filled in.
+/// Manifest with all defaults, and with the values that the source determines.
 pub fn resolve(manifest: &Manifest, source: &Source, model: &dyn FamilyModel) -> Manifest {
     let mut manifest = manifest.clone();
     manifest.kv_write = Some(manifest.kv_write());
@@ -146,7 +146,7 @@ pub fn resolve(manifest: &Manifest, source: &Source, model: &dyn FamilyModel) ->
     manifest
 }
 
-/// A bundle's name, where the manifest gives none: the last part of the source's, without extension.
+/// Default name of a bundle: the last part of the source's name without extension.
 pub fn name_of(source: &str) -> String {
     let name = source.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or(source);
     let name = name.split('@').next().unwrap_or(name);
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn feedback_keeps_of_a_recipe_what_serves_it() {
+    fn feedback_reduces_a_recipe() {
         let quant = |text: &str| Manifest::from_yaml(&format!("quant: {text}"), "test", &[]).unwrap().quant;
         let (int8, int4) =
             (quant("{ granularity: per_channel }"), quant("{ weights: int4, granularity: { block: 32 } }"));

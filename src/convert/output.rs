@@ -1,4 +1,4 @@
-//! The folder that a bundle gets: what may be there already, and how a complete bundle takes its place.
+//! Output folder of a bundle: existing contents and atomic replacement.
 
 use std::path::{Path, PathBuf};
 
@@ -14,23 +14,23 @@ use anec_bundle::{Bundle, BundleError};
 use anec_manifest::Manifest;
 use anec_source::Source;
 
-/// What is where the bundle will be.
+/// Existing contents of the output path.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Existing {
-    /// Nothing, or what may be replaced.
+    /// Empty, or replaceable.
     Nothing,
-    /// The bundle of the same inputs, whole.
+    /// Complete bundle of the same inputs.
     UpToDate,
 }
 
-/// Looks at what is there already, after putting in order what a killed run left.
+/// Checks the output path, after cleaning up after a killed run.
 ///
 /// # Errors
-/// When something else than a bundle is there, or a bundle of other inputs and `force` isn't given.
+/// If the path holds something other than a bundle, or a bundle of other inputs and `force` is false.
 pub fn existing(path: &Path, manifest: &Manifest, source: &Source, force: bool) -> Result<Existing> {
     tidy(path)?;
     match std::fs::read_dir(path) {
-        // what is in the way of the folder itself is told when it is made
+        // creating the folder reports other obstacles
         Err(_) if std::fs::symlink_metadata(path).is_err() => return Ok(Existing::Nothing),
         Err(_) if !path.is_dir() => return Err(ConvertError::NotABundle(path.to_owned()).into()),
         Err(e) => return Err(FileError::of(path, "open")(e).into()),
@@ -52,7 +52,7 @@ pub fn existing(path: &Path, manifest: &Manifest, source: &Source, force: bool) 
     }
 }
 
-/// What tells a bundle from the one that would be made.
+/// Difference between an existing bundle and the one to be written.
 fn difference(path: &Path, manifest: &Manifest, source: &Source) -> Result<Option<String>> {
     let old = match Bundle::read(path) {
         Ok(old) => old,
@@ -66,9 +66,9 @@ fn difference(path: &Path, manifest: &Manifest, source: &Source) -> Result<Optio
         let keys = differing(&old.manifest, manifest);
         Some(format!("its manifest differs in {}", keys.join(", ")))
     } else if old.anec_version != env!("CARGO_PKG_VERSION") {
-        Some("another version of anec wrote it".into())
+        Some("it was written by another version of anec".into())
     } else if !old.packages.iter().all(|p| resume::complete(path, &p.files)) {
-        Some("files of it are missing or cut short".into())
+        Some("files are missing or truncated".into())
     } else if !digests::is_source(source, &old.source)? {
         Some("its source differs".into())
     } else {
@@ -76,7 +76,7 @@ fn difference(path: &Path, manifest: &Manifest, source: &Source) -> Result<Optio
     })
 }
 
-/// The keys in which two manifests differ.
+/// Keys in which two manifests differ.
 fn differing(a: &Manifest, b: &Manifest) -> Vec<String> {
     fn visit(path: &str, a: &Json, b: &Json, out: &mut Vec<String>) {
         match (a, b) {
@@ -97,11 +97,10 @@ fn differing(a: &Manifest, b: &Manifest) -> Vec<String> {
     keys
 }
 
-/// The folder that a path means: where the link leads to that it is, if it is one; by its name, which `.` and `..` don't
-/// have.
+/// Resolves symbolic links, `.` and `..` in the output path.
 ///
 /// # Errors
-/// When links go in circles.
+/// If links form a cycle.
 pub fn target(path: &Path) -> Result<PathBuf, ConvertError> {
     let target = match path.file_name() {
         Some(_) => anec_base::output::resolve(path),
@@ -110,21 +109,21 @@ pub fn target(path: &Path) -> Result<PathBuf, ConvertError> {
     Ok(target.map_err(FileError::of(path, "open"))?)
 }
 
-/// Where the bundle of `path` is made.
+/// Folder of the incomplete bundle for `path`.
 pub fn partial(path: &Path) -> PathBuf {
     with_suffix(path, PARTIAL)
 }
 
-/// Where a bundle waits that another replaces, on systems that can't exchange two folders.
+/// Folder of a bundle being replaced, on systems that can't exchange two folders.
 fn replaced(path: &Path) -> PathBuf {
     with_suffix(path, ".replaced")
 }
 
-/// Gives a complete bundle its name, and removes its journal and the bundle that it replaces. A kill at any moment
-/// leaves the old bundle or the new one, and what `tidy` puts in order.
+/// Renames a complete bundle to its final path, and removes its journal and the replaced bundle. A kill at any moment
+/// leaves the old or the new bundle; `tidy` cleans up the rest.
 ///
 /// # Errors
-/// When the system refuses.
+/// If a file can't be renamed or removed.
 pub fn publish(partial: &Path, path: &Path) -> Result<(), ConvertError> {
     let renamed = |e| FileError::of(path, "rename")(e);
     if !path.join(anec_bundle::FILE_NAME).exists() {
@@ -136,17 +135,17 @@ pub fn publish(partial: &Path, path: &Path) -> Result<(), ConvertError> {
     tidy(path)
 }
 
-/// Finishes what [`publish`] was doing when it was killed.
+/// Finishes an interrupted [`publish`].
 fn tidy(path: &Path) -> Result<(), ConvertError> {
     let (partial, replaced) = (partial(path), replaced(path));
     if !is_bundle(path) {
-        // between the two renames; a folder of that name that is no bundle is somebody else's
+        // between the two renames; a folder of that name that isn't a bundle belongs to somebody else
         return match is_bundle(&replaced) && !path.exists() {
             true => Ok(std::fs::rename(&replaced, path).map_err(FileError::of(path, "rename"))?),
             false => Ok(()),
         };
     }
-    // the journal came here with the new bundle: what is beside it has been replaced
+    // the journal arrived with the new bundle, so the folder beside it has been replaced
     if Journal::is_in(path) {
         for old in [partial, replaced] {
             resume::remove_replaced(&old)?;
@@ -155,17 +154,17 @@ fn tidy(path: &Path) -> Result<(), ConvertError> {
     Journal::remove(path)
 }
 
-/// Whether a folder, and no link to one, holds a bundle.
+/// Returns whether the path is a folder, not a link, with a bundle.
 fn is_bundle(folder: &Path) -> bool {
     is_folder(folder) && folder.join(anec_bundle::FILE_NAME).is_file()
 }
 
-/// Whether there is a folder, and no link to one.
+/// Returns whether the path is a folder, not a link.
 fn is_folder(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|found| found.is_dir())
 }
 
-/// A path beside another.
+/// Appends a suffix to a path's name.
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(suffix);
@@ -177,16 +176,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn suffixes_go_to_the_name() {
+    fn suffixes_are_appended_to_the_name() {
         assert_eq!(with_suffix(Path::new("a/b.anec"), ".partial"), Path::new("a/b.anec.partial"));
         assert_eq!(with_suffix(Path::new("a/b.anec/"), ".partial"), Path::new("a/b.anec.partial"));
-        // `.` has no name of its own
+        // `.` has no name
         assert_eq!(target(Path::new("a.anec")).unwrap(), Path::new("a.anec"));
         assert!(with_suffix(&target(Path::new(".")).unwrap(), ".partial").is_absolute());
     }
 
     #[test]
-    fn the_keys_in_which_manifests_differ_are_named() {
+    fn differing_keys_are_named() {
         let read = |text: &str| Manifest::from_yaml(text, "test", &[]).unwrap();
         let a = read("{ context: 64, quant: { granularity: per_channel } }");
         assert_eq!(differing(&a, &a), [""; 0]);

@@ -25,33 +25,33 @@ use anec_quant::ChosenCodes;
 use anec_source::sentence_transformers::Dense;
 use anec_source::{PoolingMode, Source, SourceWeight};
 
-/// What to convert, and how.
+/// Options of a conversion.
 pub struct ConvertOptions {
-    /// The manifest; its `source` is what is converted.
+    /// Manifest, which names the source.
     pub manifest: Manifest,
-    /// The bundle's folder; `NAME.anec` in the current one if absent.
+    /// Bundle folder; default: `NAME.anec` in the current folder.
     pub out: Option<PathBuf>,
-    /// Replaces a bundle of other inputs, and starts anew what was interrupted.
+    /// Replaces a bundle of other inputs, and restarts an interrupted conversion.
     pub force: bool,
-    /// Compiles packages where Core ML's compiler is there.
+    /// Compiles packages if Core ML's compiler is available.
     pub compile: bool,
-    /// Where progress is shown.
+    /// Receiver of progress events.
     pub progress: Progress,
-    /// Asked about the tokenizer; the report says what it objects to.
+    /// Check of the tokenizer; the report contains its objections.
     pub check_tokenizer: Option<TokenizerCheck>,
 }
 
-/// How a conversion ended.
+/// Outcome of a conversion.
 #[derive(Debug)]
 pub enum Outcome {
-    /// A bundle was written.
+    /// Bundle was written.
     Written(Box<ConvertedBundle>),
-    /// The bundle of these inputs was there already.
+    /// Bundle of these inputs existed already.
     UpToDate(PathBuf),
 }
 
 impl Outcome {
-    /// The bundle's folder.
+    /// Bundle folder.
     pub fn path(&self) -> &Path {
         match self {
             Outcome::Written(written) => &written.path,
@@ -60,49 +60,49 @@ impl Outcome {
     }
 }
 
-/// A bundle that was written.
+/// Written bundle.
 #[derive(Debug)]
 pub struct ConvertedBundle {
-    /// Its folder.
+    /// Bundle folder.
     pub path: PathBuf,
-    /// What is in it.
+    /// Description of the bundle.
     pub bundle: Bundle,
-    /// What was measured, and what the user should know.
+    /// Measurements and notes.
     pub report: ConvertReport,
 }
 
-/// Converts a source into a bundle. Work is done by the threads of rayon's global pool.
+/// Converts a source into a bundle, on rayon's global thread pool.
 ///
 /// # Errors
-/// Anything that is wrong with the source, the manifest, the output folder or the disk. What was finished before stays
-/// in `OUT.partial`, and the next run goes on from there.
+/// Returns any error of the source, the manifest, the output folder or the disk. Finished files remain in
+/// `OUT.partial`, where the next run resumes.
 pub fn convert(options: &ConvertOptions) -> Result<Outcome> {
     convert_opened(options, &open_observed(&options.manifest, &options.progress)?)
 }
 
-/// As [`convert`], with codes that `choose` gives, which is asked if there is something to be written.
+/// Converts like [`convert`], with codes from `choose`, which is called if anything has to be written.
 ///
 /// # Errors
-/// As [`convert`], and those of `choose`.
+/// Returns any error from [`convert`] and from `choose`.
 pub fn convert_chosen(options: &ConvertOptions, choose: Choose<'_>) -> Result<Outcome> {
     write(options, &open_observed(&options.manifest, &options.progress)?, Some(choose))
 }
 
-/// Chooses codes, in a folder of the conversion: an empty one, or that of an interrupted run with the same manifest and source.
+/// Function that chooses codes, given a folder: empty, or that of an interrupted run with the same manifest and source.
 pub type Choose<'a> = &'a dyn Fn(&Path) -> Result<Chosen>;
 
-/// Codes that were chosen for a conversion.
+/// Codes chosen for a conversion.
 pub struct Chosen {
-    /// The codes.
+    /// Codes.
     pub codes: Box<dyn ChosenCodes>,
-    /// By what.
+    /// Report of the calibration.
     pub report: CalibrationReport,
 }
 
-/// Converts a source that is open.
+/// Converts an open source.
 ///
 /// # Errors
-/// As [`convert`].
+/// Returns any error from [`convert`].
 pub fn convert_opened(options: &ConvertOptions, opened: &Opened) -> Result<Outcome> {
     if options.manifest.quant.is_calibrated() {
         return Err(ConvertError::NotCalibrated.into());
@@ -122,7 +122,7 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
         return Err(ConvertError::NotPlanned.into());
     }
     let read = || TokenizerFiles::read(source, model.facts().vocab_size, options.check_tokenizer);
-    // what takes less time than the tokenizer, beside it
+    // faster than reading the tokenizer, so done in parallel
     let planned = || -> Result<(ConvertPlan, HostTensors)> {
         let plan = ConvertPlan::to_convert(&manifest, model)?;
         let host = model.host(plan.contexts.last().copied().unwrap_or(1))?;
@@ -165,7 +165,7 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
     let resumed_packages = journal.packages.len();
     run.compute_deferred()?;
 
-    // most of the source is read by the conversion: it is digested as it is, and not read again
+    // the conversion reads most of the source, so it is digested on the way instead of being read again
     source.digest_released();
     let mut written = match run.write_all(&mut journal, &host, text) {
         Ok(written) => written,
@@ -200,7 +200,7 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
     Ok(Outcome::Written(Box::new(ConvertedBundle { path, bundle, report })))
 }
 
-/// What is said of the files that a run wrote.
+/// Description of the written files.
 fn bundle(
     run: &ConversionRun<'_>,
     written: &WrittenParts,
@@ -240,7 +240,7 @@ fn bundle(
     })
 }
 
-/// What a run took.
+/// Measurements of the run.
 fn run_report(bundle: &Bundle, source: &Source, seconds: f64, resumed_packages: usize) -> RunReport {
     let usage = resources::usage().unwrap_or_default();
     let weights: u64 = bundle.packages.iter().flat_map(|package| &package.files).map(|file| file.bytes).sum();
@@ -255,18 +255,18 @@ fn run_report(bundle: &Bundle, source: &Source, seconds: f64, resumed_packages: 
     }
 }
 
-/// Chooses codes in a folder. One in which nothing was finished isn't kept.
+/// Chooses codes in a folder, which is removed if nothing was finished in it.
 fn choose_in(folder: &Path, choose: Choose<'_>) -> Result<Chosen> {
     std::fs::create_dir_all(folder).map_err(FileError::of(folder, "create"))?;
     choose(folder).inspect_err(|_| {
         if !folder.join(CALIBRATION_JOURNAL).exists() {
-            // the failure of the run is what is told
+            // report the run's own failure
             let _ = std::fs::remove_dir_all(folder);
         }
     })
 }
 
-/// What the model is for.
+/// Task of the model.
 fn task(facts: &FamilyFacts, plan: &ConvertPlan, manifest: &Manifest, source: &Source) -> Result<Task> {
     Ok(match facts.purpose.clone() {
         Purpose::TextGeneration => Task::TextGeneration,
@@ -292,7 +292,7 @@ fn task(facts: &FamilyFacts, plan: &ConvertPlan, manifest: &Manifest, source: &S
     })
 }
 
-/// The projections of what is pooled.
+/// Projections after pooling.
 fn projections(source: &Source) -> Result<Vec<HostProjection>> {
     let dense = source.sentence_transformers()?.map_or_else(Vec::new, |modules| modules.dense);
     let projection = |dense: &Dense| HostProjection {

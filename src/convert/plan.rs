@@ -1,5 +1,4 @@
-//! What a conversion will emit: which layers and which rows of the LM head go into which package, and which functions
-//! each package has. Nothing is read but shapes.
+//! Plan of a conversion: layers, rows of the LM head and functions of each package. Only shapes are read.
 
 mod experts;
 mod functions;
@@ -21,27 +20,27 @@ use anec_manifest::{HeadSplit, Manifest, RecurrentForm, StateForm, Target};
 use anec_mil::Opset;
 use rayon::prelude::*;
 
-/// A conversion, planned.
+/// Planned conversion.
 #[derive(Clone, Debug)]
 pub struct ConvertPlan {
-    /// The op forms of every function.
+    /// Op forms of every function.
     pub form: LoweringOptions,
     /// Context lengths, ascending.
     pub contexts: Vec<u64>,
-    /// Packages: layers first, each followed by the experts that it leaves out, then the LM head.
+    /// Packages: layers first, each followed by its separate experts, then the LM head.
     pub packages: Vec<PackagePlan>,
-    /// Experts that a token is given in a layer that has some, at most.
+    /// Maximum number of experts that a token is routed to in a layer.
     pub experts_per_token: u64,
-    /// The layer that drafts.
+    /// Draft layer.
     pub draft: Option<DraftPlan>,
 }
 
-/// The layer that drafts, planned.
+/// Planned draft layer.
 #[derive(Clone, Debug)]
 pub struct DraftPlan {
-    /// Its packages, without those of the LM head.
+    /// Packages of the draft layer, without the LM head.
     pub packages: Vec<PackagePlan>,
-    /// The functions that it has in the packages of the model's LM head, by their names.
+    /// Functions of the draft layer in the model's LM-head packages, by package name.
     pub heads: BTreeMap<String, Vec<FunctionRequest>>,
 }
 
@@ -50,7 +49,7 @@ impl DraftPlan {
         let mut manifest = manifest.clone();
         manifest.shards.layers = None;
         manifest.quant.layers.clear();
-        // the pieces of the model's own
+        // the same pieces as the model's head
         manifest.lm_head.split = HeadSplit::Pieces(heads.len() as u64);
         let mut packages = ConvertPlan::new(&manifest, model)?.packages;
         let of_head = packages.split_off(packages.len() - heads.len());
@@ -65,18 +64,19 @@ impl DraftPlan {
     }
 }
 
-/// A package, planned.
+/// Planned package.
 #[derive(Clone, Debug)]
 pub struct PackagePlan {
-    /// Its name, without extension.
+    /// Name without extension.
     pub name: String,
-    /// What it does.
+    /// Stage of the model.
     pub stage: Stage,
-    /// Its functions, the default one first.
+    /// Functions, the default one first.
     pub functions: Vec<FunctionRequest>,
-    /// Bytes of the constants in its weight file, each counted once.
+    /// Bytes of the constants in the weight file, each counted once.
     pub weight_bytes: u64,
-    /// Bytes that a text carries from call to call, for each context in the order of [`ConvertPlan::contexts`], whoever keeps them.
+    /// Bytes of state per text, for each context in the order of [`ConvertPlan::contexts`], whether the package or the
+    /// host keeps it.
     pub state_bytes: Vec<u64>,
 }
 
@@ -84,16 +84,16 @@ impl ConvertPlan {
     /// Plans the conversion of a model.
     ///
     /// # Errors
-    /// When the manifest asks for layers or pieces that the model doesn't have, or for packages too small for them.
+    /// If the manifest names layers or pieces that the model doesn't have, or packages are too small for them.
     pub fn new(manifest: &Manifest, model: &dyn FamilyModel) -> Result<ConvertPlan> {
         Self::make(manifest, model, true)
     }
 
-    /// The same for a conversion that follows, which will tell the sizes of packages: here, the size of a package is the sum of
-    /// those of its layers, if these were measured to divide them, and what they share is counted for each.
+    /// Plans a conversion that will measure the sizes of packages itself: here, the size of a package is the sum of its
+    /// layers' sizes if these were measured to divide the layers, and shared constants count for each layer.
     ///
     /// # Errors
-    /// As [`new`](ConvertPlan::new).
+    /// Returns any error from [`new`](ConvertPlan::new).
     pub fn to_convert(manifest: &Manifest, model: &dyn FamilyModel) -> Result<ConvertPlan> {
         Self::make(manifest, model, false)
     }
@@ -128,13 +128,13 @@ impl ConvertPlan {
         Ok(ConvertPlan { form, contexts, packages, experts_per_token, draft })
     }
 
-    /// Bytes of all packages' weights: what one call of every function reads.
+    /// Bytes of all packages' weights: read by one call of every function.
     pub fn weight_bytes(&self) -> u64 {
         self.packages.iter().map(|p| p.weight_bytes).sum()
     }
 
-    /// Bytes of weights that a call of one token reads, at most, and its calls of functions. Of experts in functions of
-    /// their own, those are called that the token was given.
+    /// Maximum bytes of weights that one token reads, and the number of calls. Of experts in functions of their own,
+    /// only those that the token is routed to are called.
     pub fn of_one_token(&self) -> (u64, usize) {
         let mut parts: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
         let (mut bytes, mut calls) = (0, 0);
@@ -161,7 +161,7 @@ impl ConvertPlan {
         (bytes, calls)
     }
 
-    /// Layers of the package that has most.
+    /// Number of layers of the largest package.
     pub fn most_layers(&self) -> u64 {
         let layers = self.packages.iter().map(|package| match package.stage {
             Stage::Layers { first, end } => (end - first) as u64,
@@ -170,13 +170,13 @@ impl ConvertPlan {
         layers.max().unwrap_or(0)
     }
 
-    /// Bytes that a text carries from call to call, for the largest context.
+    /// Bytes of state per text for the largest context.
     pub fn state_bytes(&self) -> u64 {
         self.packages.iter().map(|p| p.state_bytes.last().copied().unwrap_or(0)).sum()
     }
 }
 
-/// The op forms that a manifest asks for.
+/// Op forms that a manifest requests.
 pub fn form(manifest: &Manifest) -> LoweringOptions {
     LoweringOptions {
         opset: match manifest.target {
@@ -200,48 +200,48 @@ pub fn form(manifest: &Manifest) -> LoweringOptions {
     }
 }
 
-/// What packages are planned from.
+/// Inputs of the planning.
 struct Planner<'a> {
     manifest: &'a Manifest,
     model: &'a dyn FamilyModel,
     form: LoweringOptions,
     functions: Functions<'a>,
-    /// Of each layer's experts.
+    /// Experts of each layer.
     counts: &'a [Option<ExpertCounts>],
-    /// Whether each package is measured for itself.
+    /// Whether each package is measured individually.
     exact: bool,
-    /// Bytes of each layer by itself, once they are known.
+    /// Bytes of each layer alone, computed on demand.
     layer_bytes: OnceLock<Vec<u64>>,
 }
 
 impl Planner<'_> {
-    /// The size of a package with some functions.
+    /// Size of a package with these functions.
     fn size(&self, functions: &[FunctionRequest]) -> Result<PackageSize> {
         PackageSize::of(self.model, &self.form, &self.manifest.quant, functions)
     }
 
-    /// Bytes of a package for a stage whose functions all hold the same weights.
+    /// Bytes of a package for a stage whose functions all share the same weights.
     fn file_bytes(&self, stage: &Stage) -> Result<u64> {
         let requests = self.functions.of(stage);
         Ok(self.size(&requests[..requests.len().min(1)])?.file_bytes)
     }
 
-    /// Most bytes of a package.
+    /// Maximum bytes of a package.
     fn limit(&self) -> u64 {
         (self.manifest.shards.max_mb * 1e6) as u64
     }
 
-    /// The experts that a layer leaves out.
+    /// Experts of a layer in other packages.
     fn experts(&self, layer: usize) -> Option<ExpertCounts> {
         self.counts[layer].filter(|_| !self.manifest.experts.is_packed())
     }
 
-    /// Whether a layer's feed-forward network has a package of its own.
+    /// Returns whether a layer's feed-forward network has packages of its own.
     fn is_divided(&self, layer: usize) -> bool {
         self.form.omits_feed_forward(self.counts[layer].is_some())
     }
 
-    /// The layers of each package.
+    /// Layers of each package.
     fn ranges(&self) -> Result<Vec<Range<usize>>> {
         let layers = self.counts.len();
         let shards = &self.manifest.shards;
@@ -255,7 +255,7 @@ impl Planner<'_> {
                 layer_ranges(sizes, self.limit(), shards.max_mb, |layer| self.experts(layer).is_some())?
             }
         };
-        // what leaves experts out ends there, for the next layer needs what they add
+        // a package ends after a layer whose experts are elsewhere, because the next layer needs their result
         for range in &ranges {
             if let Some(layer) = range.clone().find(|layer| self.experts(*layer).is_some() && layer + 1 != range.end) {
                 return Err(ConvertError::ExpertsInside { first: range.start, end: range.end, layer }.into());
@@ -267,7 +267,7 @@ impl Planner<'_> {
         Ok(ranges)
     }
 
-    /// Checks that what a layer is divided into stays under the limit.
+    /// Checks that the parts of a divided layer stay under the limit.
     fn check_divided(&self, layer: usize) -> Result<()> {
         let whole = Stage::Layers { first: layer, end: layer + 1 };
         let parts = [Some(whole), self.is_divided(layer).then_some(Stage::FeedForward { layer })];
@@ -281,7 +281,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// A package of which a text keeps nothing from call to call.
+    /// Plans a package without state.
     fn package(&self, name: String, stage: Stage) -> Result<PackagePlan> {
         let functions = self.functions.of(&stage);
         let weight_bytes = match (&stage, self.layer_bytes.get()) {
@@ -295,7 +295,7 @@ impl Planner<'_> {
         vec![0; self.functions.contexts.len()]
     }
 
-    /// The package of some layers, and those of what the last of them leaves out.
+    /// Plans the package of some layers, and the packages of the experts that the last one leaves out.
     fn layers(
         &self,
         range: Range<usize>,
@@ -323,7 +323,7 @@ impl Planner<'_> {
         Ok(packages)
     }
 
-    /// The packages of the LM head's pieces, or of what a classifier has in its place.
+    /// Plans the packages of the LM head or of a classifier's head.
     fn heads(&self) -> Result<Vec<PackagePlan>> {
         let facts = self.model.facts();
         let stage = |rows: Range<u64>| Stage::Head { first: rows.start, end: rows.end };
@@ -339,7 +339,7 @@ impl Planner<'_> {
     }
 }
 
-/// What was computed side by side, or the first error in its order: the same one every time.
+/// Results of a parallel computation, or its first error in order, so that errors are deterministic.
 fn in_order<T>(computed: Vec<Result<T>>) -> Result<Vec<T>> {
     computed.into_iter().collect()
 }

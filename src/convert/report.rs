@@ -1,5 +1,5 @@
-//! `report.json`: what a conversion measured. Unlike the rest of a bundle it isn't the same from run to run, because it
-//! holds times; nothing depends on it.
+//! `report.json`: measurements of a conversion. Unlike the rest of a bundle it differs from run to run, because it has
+//! times; nothing depends on it.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ pub fn schema() -> serde_json::Value {
     schemars::schema_for!(ConvertReport).into()
 }
 
-/// What a conversion measured.
+/// Measurements of a conversion.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ConvertReport {
     /// Version of anec that converted.
@@ -24,21 +24,21 @@ pub struct ConvertReport {
     pub name: String,
     /// Time, memory and bytes of the whole run.
     pub run: RunReport,
-    /// Each package.
+    /// Packages.
     pub packages: Vec<PackageReport>,
-    /// What the user should know: one sentence each.
+    /// Notes for the user: one sentence each.
     #[serde(default)]
     pub notes: Vec<String>,
-    /// How codes were chosen, if by a calibration text.
+    /// Calibration that chose codes, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<CalibrationReport>,
-    /// Why roles and layers have the formats that they have, if a budget decided.
+    /// Reasons for the formats of roles and layers, if a budget chose them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<PlanReport>,
 }
 
 impl ConvertReport {
-    /// The report as it is given to others: files are named without the folders of this machine.
+    /// Returns the report for publication: file names without folders of this machine.
     pub fn portable(mut self) -> Self {
         if let Some(plan) = &mut self.plan
             && let Ok(manifest) = Manifest::from_yaml(&plan.manifest, FILE_NAME, &[])
@@ -49,75 +49,75 @@ impl ConvertReport {
     }
 }
 
-/// Formats that were chosen under a budget, and why.
+/// Formats chosen under a budget, with the reasons.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PlanReport {
-    /// The budget.
+    /// Budget.
     pub budget: QuantPlan,
-    /// Tokens of the text that losses were measured on.
+    /// Tokens of the text for measuring losses.
     pub tokens: u64,
-    /// What the choices lose together, in nats: the sum of what each loses alone.
+    /// Estimated loss of all choices in nats: the sum of the individual losses.
     pub kl: f64,
-    /// Bits for each weight of a projection.
+    /// Bits per weight of projections.
     pub bits: f64,
     /// Bytes of all packages' weights.
     pub weight_bytes: u64,
-    /// Every role of every layer that was chosen for.
+    /// All roles and layers with a choice.
     pub groups: Vec<PlannedGroup>,
-    /// The manifest that says the same without a plan, as YAML.
+    /// Equivalent manifest without a plan, as YAML.
     pub manifest: String,
 }
 
-/// The weights of a role in a layer, and what each number format costs there.
+/// Weights of a role in a layer, with the cost of each number format.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PlannedGroup {
-    /// What they do.
+    /// Role of the weights.
     pub role: Role,
-    /// Their layer; none for the LM head.
+    /// Layer; absent for the LM head.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layer: Option<usize>,
-    /// How many they are.
+    /// Number of weights.
     pub weights: u64,
-    /// What each format costs, the most accurate ones being larger as a rule.
+    /// Cost of each format, usually from large to small.
     pub formats: Vec<FormatCost>,
-    /// Which of these was chosen.
+    /// Index of the chosen format.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chosen: Option<usize>,
 }
 
-/// What a number format costs.
+/// Cost of a number format.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct FormatCost {
-    /// The format, in the words of a manifest.
+    /// Format, in the terms of a manifest.
     pub format: QuantOverride,
     /// Bytes of elements, scales and palettes.
     pub bytes: u64,
-    /// Mean divergence of the next token's probabilities from the model's that isn't quantized, in nats, where these
-    /// weights alone are in this format.
+    /// Mean KL divergence of the next-token probabilities from the unquantized model's, in nats, with only these
+    /// weights in this format.
     pub kl: f64,
 }
 
-/// How codes were chosen.
+/// Calibration of codes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CalibrationReport {
     /// Tokens of the text.
     pub tokens: u64,
-    /// Weights whose codes were chosen.
+    /// Weights with chosen codes.
     pub weights: usize,
-    /// Weights that were rounded to the nearest although they are quantized, by the key of their source: nothing was seen
-    /// of their inputs, or they have too many.
+    /// Quantized weights that were rounded to nearest, by source key, because their inputs were not observed or are too
+    /// many.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rounded: Vec<String>,
     /// Packages of one layer, or of the head, that an earlier run had finished.
     #[serde(default)]
     pub resumed_packages: usize,
-    /// Time to run the text and to choose the codes, in seconds. A resumed run counts from its resumption.
+    /// Time of running the text and choosing codes, in seconds. A resumed run counts from its resumption.
     pub seconds: f64,
-    /// Largest memory of second moments and their factors at any time, in bytes; hidden states of the text beside it.
+    /// Peak memory of second moments and their factors in bytes; hidden states come on top.
     pub moments_bytes: u64,
-    /// Bytes of the hidden states of the text, which are kept from layer to layer.
+    /// Bytes of the text's hidden states, kept from layer to layer.
     pub hidden_bytes: u64,
-    /// Bytes of the codes and of the weights in fp16, in a folder beside the bundle while it is made.
+    /// Bytes of codes and fp16 weights in a scratch folder beside the bundle.
     pub scratch_bytes: u64,
 }
 
@@ -128,62 +128,62 @@ pub struct RunReport {
     pub source_bytes: u64,
     /// Bytes of the bundle.
     pub bundle_bytes: u64,
-    /// Time from start to end, in seconds. A resumed run counts from its resumption.
+    /// Elapsed time in seconds. A resumed run counts from its resumption.
     pub seconds: f64,
     /// Processor time of all threads, in seconds.
     pub cpu_seconds: f64,
-    /// Largest memory in use at any time, in bytes.
+    /// Peak memory in bytes.
     pub peak_memory_bytes: u64,
-    /// Threads that converted.
+    /// Number of threads.
     pub threads: usize,
     /// Packages that an earlier, interrupted run had finished.
     pub resumed_packages: usize,
 }
 
-/// One package.
+/// Measurements of a package.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PackageReport {
     /// Folder name within the bundle.
     pub package: String,
-    /// Bytes of its weight file.
+    /// Bytes of the weight file.
     pub weight_bytes: u64,
-    /// Time to build and write it, in seconds.
+    /// Time to build and write the package, in seconds.
     pub seconds: f64,
-    /// Its weights, in the order in which functions use them.
+    /// Weights in the order in which functions use them.
     pub tensors: Vec<TensorReport>,
 }
 
-/// One weight.
+/// Measurements of a weight.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TensorReport {
-    /// Name in the function that uses it first.
+    /// Name in the first function that uses it.
     pub name: String,
-    /// Tensors of the source that it is made of.
+    /// Source tensors that it consists of.
     pub tensors: Vec<String>,
-    /// What it does.
+    /// Role.
     pub role: Role,
     /// Shape in the package.
     pub shape: Vec<u64>,
     /// Number format.
     pub weights: WeightFormat,
-    /// How many weights share one scale or palette, if it is quantized.
+    /// Granularity of scales or palettes, if the weight is quantized.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub granularity: Option<Granularity>,
-    /// Whether products of rows are multiplied by a scale.
+    /// Whether the product's rows are multiplied by a scale.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub row_scale: bool,
     /// Bytes of elements, scales and palettes.
     pub bytes: u64,
-    /// The same in bits, for each weight.
+    /// Bits per weight.
     #[serde(default)]
     pub bits_per_weight: f64,
-    /// What the conversion lost.
+    /// Error of the conversion.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss: Option<Loss>,
 }
 
 impl ConvertReport {
-    /// Quantized weights, those that lost most first.
+    /// Quantized weights, largest error first.
     pub fn worst(&self) -> Vec<&TensorReport> {
         let error = |t: &TensorReport| t.loss.map_or(0.0, |loss| loss.relative_rms_error);
         let mut quantized: Vec<_> =

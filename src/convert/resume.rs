@@ -1,7 +1,7 @@
-//! What a run has finished, so that the next one can go on after a kill.
+//! Journal of finished files, so that a killed run can be resumed.
 //!
-//! A bundle is made in `OUT.partial`, beside its journal, and gets its name when it is complete. The journal says which
-//! inputs the run has; a run with other inputs starts anew.
+//! A bundle is written in `OUT.partial` beside its journal, and renamed when it is complete. The journal records the
+//! digest of the run's inputs; a run with other inputs starts anew.
 
 use std::collections::BTreeMap;
 #[cfg(unix)]
@@ -25,33 +25,33 @@ use anec_bundle::{FunctionEntry, HostFacts, PackageEntry};
 use anec_manifest::Manifest;
 use anec_source::Source;
 
-/// Marks a folder as one that a conversion fills; nothing in another is ever removed.
+/// Marks a folder as created by a conversion; only such folders are ever removed.
 const FILE_NAME: &str = ".anec-journal.json";
 
-/// What the name of a calibration's folder begins with.
+/// Prefix of a calibration folder's name.
 const CALIBRATION: &str = ".anec-calibration-";
-/// In the folder of a calibration: says what is finished, once something is.
+/// File in a calibration folder that lists what is finished.
 pub const CALIBRATION_JOURNAL: &str = "calibration.json";
 
-/// The end of the name of a folder in which a bundle is made.
+/// Suffix of the folder in which a bundle is written.
 pub const PARTIAL: &str = ".partial";
 
-/// Packages up to which the journal is written for each of them.
+/// Number of packages up to which the journal is written after each of them.
 const FEW: usize = 64;
 
-/// The journal of a run. While it exists its folder is locked, where the system locks folders.
+/// Journal of a run. While it exists its folder is locked, on systems that can lock folders.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Journal {
     /// Digest of the inputs.
     inputs: String,
     /// Finished packages by name.
     pub packages: BTreeMap<String, FinishedPackage>,
-    /// The host's file, once it is written.
+    /// Facts of the host's file, once it is written.
     pub host: Option<HostFacts>,
-    /// When it was written last, and how long that took.
+    /// Time of the last write, and its duration.
     #[serde(skip)]
     written: Option<(Instant, Duration)>,
-    /// Something was finished after that.
+    /// Whether anything was finished since the last write.
     #[serde(skip)]
     behind: bool,
     #[serde(skip)]
@@ -60,22 +60,22 @@ pub struct Journal {
     _lock: Option<FolderLock>,
 }
 
-/// What is known of a finished package.
+/// Finished package.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FinishedPackage {
-    /// For the bundle.
+    /// Entry of the package in `bundle.json`.
     pub entry: PackageEntry,
-    /// For the bundle.
+    /// Entries of its functions in `bundle.json`.
     pub functions: Vec<FunctionEntry>,
-    /// For the report.
+    /// Entry of the package in `report.json`.
     pub report: PackageReport,
 }
 
 impl Journal {
-    /// Goes on with the journal in `folder` if it is of the same inputs, else empties the folder and begins one.
+    /// Resumes the journal in `folder` if it has the same inputs; otherwise empties the folder and starts a new one.
     ///
     /// # Errors
-    /// When the folder can't be made or emptied, or another run is at work there.
+    /// If the folder can't be created or emptied, or another run holds it.
     pub fn open(folder: &Path, inputs: String, anew: bool) -> Result<Journal, ConvertError> {
         let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         std::fs::create_dir_all(parent).map_err(FileError::of(parent, "create"))?;
@@ -88,7 +88,7 @@ impl Journal {
             }
             _ => {}
         }
-        // first the lock, then whose it is: runs fill, rename and remove only folders that they hold
+        // lock before looking: runs fill, rename and remove only folders that they hold
         let Some(lock) = lock(folder)? else {
             return Err(ConvertError::Busy(folder.to_owned()));
         };
@@ -112,14 +112,14 @@ impl Journal {
         journal.host = journal.host.filter(host_is_complete);
         if begins {
             journal.remove_calibration(folder)?;
-            // first, so that what is left by others is never taken for this run's
+            // before any other file, so that leftovers are never mistaken for this run's files
             journal.save()?;
         }
         journal.remove_unfinished(folder)?;
         Ok(journal)
     }
 
-    /// Removes what the journal doesn't name: what an earlier run was writing when it ended.
+    /// Removes files that the journal doesn't list: an earlier run was writing them when it ended.
     fn remove_unfinished(&self, folder: &Path) -> Result<(), ConvertError> {
         let finished = |name: &str| {
             name == FILE_NAME
@@ -142,7 +142,7 @@ impl Journal {
     /// Writes the journal.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If the file can't be written.
     pub fn save(&mut self) -> Result<(), ConvertError> {
         let begin = Instant::now();
         let text = serde_json::to_vec(self).map_err(|e| FileError::of(&self.path, "write")(e.into()))?;
@@ -152,44 +152,44 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes the journal of a run that goes on, unless that has just been done. It is written whole, so that with very many
-    /// packages most of the time would go there.
+    /// Writes the journal unless that was done moments ago: it is written as a whole, which for very many packages
+    /// would dominate the run.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If the file can't be written.
     pub fn save_often(&mut self) -> Result<(), ConvertError> {
         let due = |(at, took): (Instant, Duration)| at.elapsed() >= 4 * took;
         self.behind = true;
         if self.packages.len() < FEW || self.written.is_none_or(due) { self.save() } else { Ok(()) }
     }
 
-    /// Writes the journal, unless it says all that is finished.
+    /// Writes the journal if it is out of date.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If the file can't be written.
     pub fn save_rest(&mut self) -> Result<(), ConvertError> {
         if self.behind { self.save() } else { Ok(()) }
     }
 
-    /// Removes the folder of a run that failed before it finished any file: there is nothing to go on with.
+    /// Removes the folder of a run that failed before it finished any file.
     pub fn discard_if_empty(self, folder: &Path) {
         let calibrated = folder.join(self.calibration()).exists();
         if self.packages.is_empty() && self.host.is_none() && !calibrated && is_ours(folder) {
-            // the failure of the run is what is told
+            // report the run's own failure
             let _ = std::fs::remove_dir_all(folder);
         }
     }
 
-    /// The folder of this conversion's calibration, within its own. An interrupted one goes on there; it is of these inputs
-    /// alone.
+    /// Name of the calibration folder within the conversion's folder, where an interrupted calibration of the same
+    /// inputs resumes.
     pub fn calibration(&self) -> String {
         format!("{CALIBRATION}{}", self.inputs.get(..16).unwrap_or(&self.inputs))
     }
 
-    /// Removes the folder of the calibration, in one step for those who look for it.
+    /// Removes the calibration folder atomically.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If it can't be removed.
     pub fn remove_calibration(&self, folder: &Path) -> Result<(), ConvertError> {
         let path = folder.join(self.calibration());
         if path.exists() {
@@ -200,15 +200,15 @@ impl Journal {
         Ok(())
     }
 
-    /// Whether a folder holds a journal: a run is, or was, at work there.
+    /// Returns whether a folder holds a journal.
     pub fn is_in(folder: &Path) -> bool {
         folder.join(FILE_NAME).is_file()
     }
 
-    /// Removes the journal of a folder, if there is one: the run is complete.
+    /// Removes the journal of a complete run.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If it can't be removed.
     pub fn remove(folder: &Path) -> Result<(), ConvertError> {
         let path = folder.join(FILE_NAME);
         match std::fs::remove_file(&path) {
@@ -218,44 +218,43 @@ impl Journal {
     }
 }
 
-/// Whether the folder where a bundle is made holds the one that was just replaced, which [`publish`](super::output::publish) is about to remove or
-/// is removing.
+/// Returns whether the folder holds a just replaced bundle, which [`publish`](super::output::publish) is removing.
 fn is_being_replaced(partial: &Path) -> bool {
     let name = partial.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(PARTIAL));
     name.is_some_and(|name| Journal::is_in(&partial.with_file_name(name)))
 }
 
-/// Removes the folder of a bundle that has been replaced, unless another run does so, or has begun anew there.
+/// Removes the folder of a replaced bundle, unless another run does so or has started anew there.
 ///
 /// # Errors
-/// When the system refuses.
+/// If the folder can't be removed.
 pub fn remove_replaced(folder: &Path) -> Result<(), ConvertError> {
-    // what is looked at without the lock may just be filled or removed; what is looked at under it may not
+    // check without the lock first (the folder may be changing), then again under the lock
     while std::fs::symlink_metadata(folder).is_ok_and(|found| found.is_dir()) && !is_ours(folder) {
         match lock(folder)? {
             Some(_lock) if !is_ours(folder) => {
                 std::fs::remove_dir_all(folder).map_err(FileError::of(folder, "remove"))?;
             }
             Some(_) => break,
-            // who holds it removes it, or is about to see that it isn't a folder to fill
+            // the holder removes it, or is about to notice that it isn't its folder
             None => std::thread::sleep(Duration::from_millis(1)),
         }
     }
     Ok(())
 }
 
-/// The lock of a folder, which lasts as long as this does.
+/// Lock of a folder, held until dropped.
 #[derive(Debug)]
 struct FolderLock {
     #[cfg(unix)]
     _file: File,
 }
 
-/// The lock of a folder; none when there is no such folder, when another run holds it, or when it is no longer the one of
-/// that path: another run may have given it another name. Where the system doesn't lock folders everybody gets it.
+/// Locks a folder. Returns `None` if the folder doesn't exist, another run holds it, or the path now names another
+/// folder because a run renamed it. On systems without folder locks it always succeeds.
 ///
 /// # Errors
-/// When the system refuses to open it.
+/// If the folder can't be opened.
 fn lock(folder: &Path) -> Result<Option<FolderLock>, ConvertError> {
     #[cfg(unix)]
     {
@@ -265,7 +264,7 @@ fn lock(folder: &Path) -> Result<Option<FolderLock>, ConvertError> {
             file => file.map_err(FileError::of(folder, "open"))?,
         };
         let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
-        // a system that can't lock it lets everybody at it
+        // systems that can't lock folders don't exclude anyone
         let is_held = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
         let of_path = std::fs::symlink_metadata(folder).ok().map(identity);
         let is_same = of_path.is_some() && of_path == file.metadata().ok().map(identity);
@@ -275,7 +274,7 @@ fn lock(folder: &Path) -> Result<Option<FolderLock>, ConvertError> {
     Ok(folder.exists().then_some(FolderLock {}))
 }
 
-/// Whether a folder was made by a conversion: it has a journal, or is about to get its first.
+/// Returns whether a conversion created the folder: it has a journal, or is about to get its first.
 pub fn is_ours(folder: &Path) -> bool {
     if !std::fs::symlink_metadata(folder).is_ok_and(|found| found.is_dir()) {
         return false;
@@ -294,13 +293,13 @@ fn size(path: &Path) -> Option<u64> {
     std::fs::metadata(path).ok().map(|m| m.len())
 }
 
-/// Whether the files of a package are there in full length. Their content needs no check: a package appears by rename.
+/// Returns whether all files of a package have their full length. Contents need no check: a package appears by rename.
 pub fn complete(folder: &Path, files: &[anec_bundle::FileDigest]) -> bool {
     !files.is_empty() && files.iter().all(|f| size(&folder.join(&f.file)) == Some(f.bytes))
 }
 
-/// A digest of everything that decides a bundle's bytes. Source files count by name, size, time of change and identity;
-/// reading them whole is what a resumed run wants to save.
+/// Digest of everything that determines a bundle's bytes. Source files count by name, size, modification time and
+/// identity, because reading them would cost what resuming saves.
 pub fn inputs(manifest: &Manifest, source: &Source) -> String {
     let mut hasher = Sha256::new();
     hasher.update(env!("CARGO_PKG_VERSION"));
@@ -311,8 +310,7 @@ pub fn inputs(manifest: &Manifest, source: &Source) -> String {
     hexadecimal(&hasher.finalize())
 }
 
-/// What tells that a file may have another content than before, even with the size and time of the one before: archives
-/// and copies set times.
+/// Identity of a file's contents beyond size and modification time, which archives and copies may set.
 fn changed(path: &Path) -> String {
     let Ok(metadata) = std::fs::metadata(path) else { return String::new() };
     let modified = metadata.modified().ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
@@ -366,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn other_inputs_or_force_begin_anew() {
+    fn other_inputs_or_force_start_anew() {
         let folder = tempfile::tempdir().unwrap();
         let partial = folder.path().join("out.partial");
         for (inputs, anew) in [("other", false), ("one", true)] {
@@ -381,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn two_runs_are_never_at_work_in_one_folder() {
+    fn two_runs_never_share_a_folder() {
         let folder = tempfile::tempdir().unwrap();
         let first = Journal::open(folder.path(), "one".into(), false).unwrap();
         let second = Journal::open(folder.path(), "one".into(), false).unwrap_err();
@@ -391,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_with_the_size_and_time_of_another_is_another() {
+    fn a_replaced_file_of_equal_size_and_time_is_noticed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("weights");
         let write = |text: &str| {
@@ -401,13 +399,13 @@ mod tests {
         };
         let before = write("one");
         assert_eq!(changed(&path), before);
-        // longer than any system's unit of time
+        // longer than any file system's time resolution
         std::thread::sleep(std::time::Duration::from_millis(30));
         assert!(cfg!(not(unix)) || write("two") != before);
     }
 
     #[test]
-    fn a_damaged_journal_begins_anew() {
+    fn a_damaged_journal_starts_anew() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join(FILE_NAME), "{").unwrap();
         assert!(Journal::open(folder.path(), "one".into(), false).unwrap().packages.is_empty());

@@ -1,4 +1,4 @@
-//! A conversion at work: packages and what stays with the host, written several at a time.
+//! Execution of a conversion: packages and the host's file, several at a time.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,10 +25,10 @@ use anec_quant::ChosenCodes;
 use anec_source::{Source, SourceWeight};
 use rayon::prelude::*;
 
-/// Files that are written at once, at most. Each holds a graph and some pieces in memory.
+/// Maximum number of files written at once. Each holds a graph and some chunks in memory.
 const AT_ONCE: usize = 4;
 
-/// A file, or folder of files, to write.
+/// File or package to write.
 enum Job<'a> {
     Host(&'a HostTensors),
     Package(&'a PackagePlan),
@@ -38,37 +38,37 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a run wrote.
+/// Files written by a run.
 pub(super) struct WrittenParts {
-    /// The packages, in the order of the plan.
+    /// Packages in the order of the plan.
     pub(super) packages: Vec<FinishedPackage>,
-    /// What stays with the host.
+    /// Facts of the host's file.
     pub(super) host: HostFacts,
-    /// The tokenizer, and what is said of tokens.
+    /// Facts of the tokenizer.
     pub(super) text: TextFacts,
 }
 
-/// A conversion at work.
+/// Running conversion.
 pub(super) struct ConversionRun<'a> {
     pub(super) manifest: &'a Manifest,
     pub(super) chosen: Option<&'a dyn ChosenCodes>,
     pub(super) source: &'a Source,
     pub(super) model: &'a dyn FamilyModel,
     pub(super) plan: &'a ConvertPlan,
-    /// Where everything is written before it is published.
+    /// Folder of the incomplete bundle.
     pub(super) folder: &'a Path,
     pub(super) progress: &'a Progress,
-    /// What the user should know.
+    /// Notes for the user.
     pub(super) notes: Vec<String>,
 }
 
 impl ConversionRun<'_> {
-    /// All packages: the model's, then those of the layer that drafts.
+    /// All packages: the model's, then those of the draft layer.
     fn packages(&self) -> impl Iterator<Item = &PackagePlan> {
         self.plan.packages.iter().chain(self.plan.draft.iter().flat_map(|draft| &draft.packages))
     }
 
-    /// The model whose layers a package holds, and the functions of the layer that drafts in it, if it has some among others.
+    /// Model of a package's layers, and functions of the draft layer in it.
     fn models_of(&self, plan: &PackagePlan) -> (&dyn FamilyModel, Option<DraftRequests<'_>>) {
         let (Some(planned), Some(draft)) = (&self.plan.draft, self.model.draft()) else { return (self.model, None) };
         match planned.heads.get(&plan.name) {
@@ -78,7 +78,7 @@ impl ConversionRun<'_> {
         }
     }
 
-    /// The functions of packages that are the model's, and those that are the drafting layer's: of packages of its own first.
+    /// Splits the functions of packages into the model's and the draft layer's.
     pub(super) fn divided(&self, packages: &[FinishedPackage]) -> [Vec<FunctionEntry>; 2] {
         let mut divided = [Vec::new(), Vec::new()];
         let mut heads = Vec::new();
@@ -96,7 +96,7 @@ impl ConversionRun<'_> {
         divided
     }
 
-    /// Refuses to begin what the disk can't hold.
+    /// Refuses to start if the disk is too small.
     pub(super) fn check_space(&self, journal: &Journal, host: &HostTensors) -> Result<()> {
         let packages = self.packages().filter(|p| !journal.packages.contains_key(&p.name));
         let mut needed: u64 = packages.map(|p| p.weight_bytes).sum();
@@ -104,12 +104,12 @@ impl ConversionRun<'_> {
             needed += host::bytes(host);
         }
         self.progress.expect(needed);
-        // graphs, tokenizer and bundle.json take a few megabytes
+        // for graphs, tokenizer and bundle.json
         let needed = needed + (16 << 20);
         Ok(anec_package::check_space(self.folder, needed)?)
     }
 
-    /// Computes what weights depend on, several vectors at a time: whoever needs one later would compute it alone.
+    /// Computes deferred values that weights depend on, in parallel instead of one at a time on first use.
     pub(super) fn compute_deferred(&self) -> Result<()> {
         let deferred = self.model.transformed().deferred;
         if !deferred.is_empty() {
@@ -119,8 +119,8 @@ impl ConversionRun<'_> {
         Ok(deferred.par_iter().try_for_each(compute)?)
     }
 
-    /// Writes all files but `bundle.json` and the report, several at a time: only so do threads that write files and
-    /// digest them not wait for each other.
+    /// Writes all files except `bundle.json` and the report, several at a time, because one file alone alternates
+    /// between writing and digesting.
     pub(super) fn write_all(
         &self,
         journal: &mut Journal,
@@ -149,7 +149,7 @@ impl ConversionRun<'_> {
             || rayon::scope(|pool| (0..at_once).for_each(|_| pool.spawn(|_| work()))),
         );
         let text = text?;
-        // those before the first that failed were all begun, and ended well: it is the same one every time
+        // all jobs before the first failure were started and succeeded, so the reported error is deterministic
         if let Some((_, error)) = failures.into_inner().unwrap_or_else(PoisonError::into_inner).pop_first() {
             return Err(error);
         }
@@ -159,7 +159,7 @@ impl ConversionRun<'_> {
         Ok(WrittenParts { packages, host: journal.host.clone().expect("the host's file was just written"), text })
     }
 
-    /// Writes what a job asks for and notes that it is there.
+    /// Executes a job and records it.
     fn work(&self, job: &Job<'_>, journal: &Mutex<&mut Journal>) -> Result<()> {
         match job {
             Job::Package(plan) => {
@@ -180,7 +180,7 @@ impl ConversionRun<'_> {
         Ok(())
     }
 
-    /// Builds, checks and writes one package.
+    /// Builds, verifies and writes one package.
     fn write_package(&self, plan: &PackagePlan) -> Result<FinishedPackage> {
         let begin = Instant::now();
         self.progress.stage(&plan.name);
@@ -192,7 +192,7 @@ impl ConversionRun<'_> {
             anec_package::WriteProgress::Prepared(_) => {}
             anec_package::WriteProgress::Written(bytes) => self.progress.add(bytes),
         };
-        // what a killed run finished is in the journal; a package that isn't may still be there
+        // the package may exist already if a run was killed before it updated the journal
         let metadata = self.metadata(plan);
         let options = WriteOptions { metadata, progress: Some(&progress), replace: true, ..Default::default() };
         let written = anec_package::write(&program, &self.folder.join(&package), &options)?;
@@ -213,7 +213,7 @@ impl ConversionRun<'_> {
         Ok(FinishedPackage { entry, functions, report })
     }
 
-    /// What a package says of itself.
+    /// Metadata of a package.
     fn metadata(&self, plan: &PackagePlan) -> anec_package::PackageMetadata {
         let name = self.manifest.name.as_deref().unwrap_or_default();
         let part = match plan.stage {
@@ -228,7 +228,7 @@ impl ConversionRun<'_> {
         };
         let own = [
             ("anec.version", env!("CARGO_PKG_VERSION")),
-            // quantized programs are known to stop Core ML's GPU compiler
+            // Core ML's GPU compiler is known to fail on quantized programs
             ("anec.compute_units", "cpuAndNeuralEngine"),
         ];
         anec_package::PackageMetadata {
@@ -248,7 +248,7 @@ impl ConversionRun<'_> {
                 }
             }
             Err(ConvertError::NoCompiler(why)) => {
-                self.notes.push(format!("packages are not compiled ({why}); on a Mac, `anec compile` does it"));
+                self.notes.push(format!("packages are not compiled ({why}); compile them on a Mac"));
             }
             Err(other) => return Err(other.into()),
         }

@@ -1,5 +1,4 @@
-//! How many bytes a package's weights take, known before any is read: a dry run of its build, in which weights are
-//! contents that have a length but no bytes.
+//! Sizes of packages before any weight is read, from a dry run of the build with contents of known length and no bytes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,20 +12,20 @@ use anec_package::blob::{ALIGNMENT, WeightPlan};
 use anec_quant::WeightLayout;
 use anec_source::SourceWeight;
 
-/// Bytes of a package's constants.
+/// Size of a package's constants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PackageSize {
-    /// Bytes of the constants in its weight file, each counted once.
+    /// Bytes of the constants in the weight file, each counted once.
     pub weight_bytes: u64,
-    /// Bytes of the weight file: the constants with their records and padding, without the file's header.
+    /// Bytes of the weight file: constants with their records and padding, without the header.
     pub file_bytes: u64,
 }
 
 impl PackageSize {
-    /// The size of a package with these functions: they are built as a conversion builds them.
+    /// Measures a package with these functions, built as a conversion builds them.
     ///
     /// # Errors
-    /// When the form can't express the model, or the model lacks what a function is to hold.
+    /// If the form can't express the model, or the model lacks a requested part.
     pub fn of(
         model: &dyn FamilyModel,
         form: &LoweringOptions,
@@ -35,7 +34,7 @@ impl PackageSize {
     ) -> Result<PackageSize> {
         let mut emitter = DryEmitter::new(quant);
         let mut weights = WeightPlan::new();
-        // one function at a time: the next one is built in the memory that this one had
+        // one function at a time, to reuse memory
         for request in functions {
             codec::place_blobs(&model.build(form, request, &mut emitter)?.function, &mut weights)?;
         }
@@ -43,12 +42,12 @@ impl PackageSize {
     }
 }
 
-/// Emits weights as [`Emitter`](super::emit::Emitter) does, without their bytes.
+/// Emitter without bytes, equivalent to [`Emitter`](super::emit::Emitter).
 pub(super) struct DryEmitter<'a> {
     quant: &'a Quant,
     layer: Option<usize>,
     emitted: HashMap<WeightKey, Stored>,
-    /// The weights that were emitted, each once.
+    /// Emitted weights, each once.
     pub(super) uses: Vec<WeightUse>,
 }
 
@@ -105,7 +104,7 @@ impl EmitWeight for DryEmitter<'_> {
     }
 }
 
-/// A content of which only the length is known.
+/// Content of known length without bytes.
 struct Unread(u64);
 
 impl Unread {
@@ -129,32 +128,32 @@ impl Content for Unread {
     }
 }
 
-/// A weight of a function.
+/// Weight of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WeightUse {
-    /// What it does.
+    /// Role.
     pub role: Role,
-    /// Its layer, where layers have number formats of their own.
+    /// Layer, if layers have number formats of their own.
     pub layer: Option<usize>,
     /// Output channels.
     pub rows: u64,
-    /// Elements of each.
+    /// Elements per output channel.
     pub columns: u64,
 }
 
 impl WeightUse {
-    /// Elements.
+    /// Number of elements.
     pub fn elements(&self) -> u64 {
         self.rows * self.columns
     }
 
-    /// Its parts in the number format that its role has.
+    /// Number format and layout of the weight.
     pub fn layout(&self, quant: &Quant) -> (NumberFormat, WeightLayout) {
         let format = quant.of(self.role, self.layer);
         (format, WeightLayout::of(format, self.rows, self.columns))
     }
 
-    /// Bytes that it takes of a weight file: each part begins a record, at a multiple of the alignment.
+    /// Bytes in a weight file: each part starts an aligned record.
     pub fn file_bytes(&self, quant: &Quant) -> u64 {
         let (_, layout) = self.layout(quant);
         let parts = [layout.data_bytes(), layout.scale_bytes(), layout.palette_bytes(), layout.row_scale_bytes()];

@@ -1,4 +1,4 @@
-//! The tokenizer's files of a bundle: copied from a Hugging Face folder, or rebuilt from what a GGUF file carries.
+//! Tokenizer files of a bundle: copied from a Hugging Face folder, or rebuilt from GGUF metadata.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,31 +15,31 @@ use anec_source::gguf::GgufMetadata;
 use anec_source::tokenizer::{Carried, end_tokens};
 use anec_source::{Description, HuggingFaceFiles, Source, read_json};
 
-/// What a runtime is told about text.
+/// Facts about text for the runtime.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TextFacts {
-    /// Files in the bundle, by what they are.
+    /// File names by kind.
     pub files: BTreeMap<String, String>,
-    /// Their digests.
+    /// Digests of the files.
     pub digests: Vec<FileDigest>,
-    /// Tokens that end a text.
+    /// End-of-text tokens.
     pub eos_token_ids: Vec<u64>,
-    /// Token that begins a text, if the tokenizer adds one.
+    /// Beginning-of-text token, if the tokenizer adds one.
     pub bos_token_id: Option<u64>,
-    /// Why a runtime can't read the tokenizer, if it was asked.
+    /// Reason why the runtime can't read the tokenizer, if checked.
     pub unreadable: Option<String>,
 }
 
-/// Whether a runtime can divide texts by the content of a tokenizer's file, whose name is for errors. The vocabulary, which says
-/// nothing of that, may be missing.
+/// Check whether the runtime can use a tokenizer file with this content; the path is for error messages. The vocabulary
+/// may be missing, because the check doesn't depend on it.
 pub type TokenizerCheck = fn(&Path, &[u8]) -> Result<()>;
 
-/// A tokenizer's files before they are written.
+/// Contents of tokenizer files before they are written.
 #[derive(Default)]
 pub struct TokenizerFiles {
-    /// `(what it is, file name, content)`
+    /// `(kind, file name, content)`
     files: Vec<(&'static str, &'static str, Vec<u8>)>,
-    /// What the tokenizer's file says beside the vocabulary, if that is known by itself.
+    /// Content of the tokenizer file without the vocabulary, if known separately.
     steps: Option<Vec<u8>>,
     eos_token_ids: Vec<u64>,
     bos_token_id: Option<u64>,
@@ -47,10 +47,10 @@ pub struct TokenizerFiles {
 }
 
 impl TokenizerFiles {
-    /// Reads the tokenizer of a source, and asks `check` about it. A source without one gives no files.
+    /// Reads the tokenizer of a source, and passes it to `check`. A source without a tokenizer gives no files.
     ///
     /// # Errors
-    /// When it can't be read, or names tokens that the model doesn't have.
+    /// If it can't be read, or names tokens beyond the model's vocabulary.
     pub fn read(source: &Source, vocab_size: u64, check: Option<TokenizerCheck>) -> Result<Self> {
         let mut text = match source.description() {
             Description::HuggingFace(files) => from_hugging_face(source, files, vocab_size)?,
@@ -68,7 +68,7 @@ impl TokenizerFiles {
     /// Writes the files into `folder`.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If a file can't be written.
     pub fn write(self, folder: &Path) -> Result<TextFacts> {
         let TokenizerFiles { files, eos_token_ids, bos_token_id, unreadable, .. } = self;
         let mut facts = TextFacts { eos_token_ids, bos_token_id, unreadable, ..Default::default() };
@@ -136,7 +136,7 @@ fn from_gguf(source: &Source, metadata: &GgufMetadata, vocab_size: u64) -> Resul
     if let Some(template) = source.chat_template()? {
         text.files.push(("chat_template", "chat_template.jinja", template.as_bytes().to_vec()));
     }
-    // the special tokens that chat templates print by name
+    // special tokens that chat templates refer to by name
     let mut config = serde_json::Map::new();
     if let Some(tokens) = metadata.strings("tokenizer.ggml.tokens")? {
         for (name, key) in [
@@ -174,7 +174,7 @@ fn pretty(json: &Json) -> Vec<u8> {
     text
 }
 
-/// A number or a list of numbers; nothing where it is something else.
+/// Parses a number or a list of numbers.
 fn ids(value: &Json) -> Option<Vec<u64>> {
     match value {
         Json::Null => Some(Vec::new()),
@@ -183,7 +183,7 @@ fn ids(value: &Json) -> Option<Vec<u64>> {
     }
 }
 
-/// A token's text: a string, or an object with `content`.
+/// Text of a token: a string, or an object with `content`.
 fn content(value: &Json) -> Option<&str> {
     value.as_str().or_else(|| value.get("content")?.as_str())
 }
@@ -193,7 +193,7 @@ fn added_token(tokenizer: &Json, text: &str) -> Option<u64> {
     tokens.iter().find(|t| t.get("content").and_then(Json::as_str) == Some(text))?.get("id")?.as_u64()
 }
 
-/// The special token that a tokenizer's post-processor puts before a text.
+/// Special token that a tokenizer's post-processor prepends.
 fn added_in_front(post_processor: &Json) -> Option<u64> {
     fn template(processor: &Json) -> Option<&Json> {
         match processor.get("type")?.as_str()? {
@@ -207,7 +207,7 @@ fn added_in_front(post_processor: &Json) -> Option<u64> {
     template.get("special_tokens")?.get(first)?.get("ids")?.as_array()?.first()?.as_u64()
 }
 
-/// A tokenizer must not give ids that the model has no row for. Fewer ids than rows are usual: tables are padded.
+/// Checks that all ids are below the number of rows. Fewer ids than rows are usual, because tables are padded.
 fn check_ids(place: &str, tokenizer: &Json, vocab_size: u64) -> Result<(), ConvertError> {
     let vocabulary = tokenizer.get("model").and_then(|model| model.get("vocab"));
     let largest = match vocabulary {
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_in_front_is_the_post_processors() {
+    fn the_prepended_token_comes_from_the_post_processor() {
         assert_eq!(added_in_front(&tokenizer()["post_processor"]), Some(2));
         assert_eq!(added_in_front(&json!({"type": "ByteLevel"})), None);
         assert_eq!(added_in_front(&json!(null)), None);
@@ -282,7 +282,7 @@ mod tests {
         let text = from_hugging_face(&source, &own, 4).unwrap();
         assert_eq!((text.eos_token_ids, text.bos_token_id), (vec![1, 3], Some(2)));
         assert!(from_hugging_face(&source, &own, 3).is_err());
-        // a configuration that isn't asked, because another was, is wrong all the same
+        // invalid configurations are refused even if another one is used
         for wrong in [json!(99), json!("x"), json!([0, -1])] {
             file("config.json", json!({ "eos_token_id": wrong }));
             let own = HuggingFaceFiles::read(folder.path()).unwrap();

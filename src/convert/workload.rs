@@ -1,4 +1,4 @@
-//! What a function reads and computes in a call, known before any weight is read.
+//! Memory traffic and arithmetic of a function, before any weight is read.
 
 use anec_base::Result;
 use anec_family::{FamilyModel, FunctionRequest, LoweringOptions};
@@ -7,22 +7,22 @@ use anec_mil::{Constant, Function, Op, TensorType};
 
 use super::size::{DryEmitter, WeightUse};
 
-/// What one function reads and computes.
+/// Workload of one function.
 #[derive(Clone, Debug)]
 pub struct Workload {
-    /// The function, with contents that have a length but no bytes.
+    /// Function with contents of known length and no bytes.
     pub function: Function,
-    /// Its weights, each once.
+    /// Weights, each once.
     pub weights: Vec<WeightUse>,
-    /// Bytes of the states that it declares.
+    /// Bytes of its states.
     pub state_bytes: u64,
 }
 
 impl Workload {
-    /// The workload of a function: it is built as a conversion builds it.
+    /// Computes the workload of a function, built as a conversion builds it.
     ///
     /// # Errors
-    /// When the form can't express the model, or the model lacks what the function is to hold.
+    /// If the form can't express the model, or the model lacks a requested part.
     pub fn of(
         model: &dyn FamilyModel,
         form: &LoweringOptions,
@@ -35,19 +35,18 @@ impl Workload {
         Ok(Workload { function, weights: emitter.uses, state_bytes })
     }
 
-    /// Multiplications and additions of a call of so many tokens: those of projections, and those of attention over the
-    /// whole context.
+    /// Multiply-accumulates of a call with `tokens` tokens: projections, and attention over the whole context.
     pub fn macs(&self, tokens: u64) -> u64 {
         self.function.ops().map(|op| macs(&self.function, op, tokens)).sum()
     }
 
-    /// Ops that a call executes.
+    /// Number of ops that a call executes.
     pub fn ops(&self) -> usize {
         self.function.ops().filter(|op| op.is_executed()).count()
     }
 }
 
-/// Multiplications of one op: each element of its result is a sum of so many products.
+/// Multiply-accumulates of one op: elements of the result times the length of each sum.
 fn macs(function: &Function, op: &Op, tokens: u64) -> u64 {
     let shape = |ty: &TensorType| {
         let fixed = function.symbols().fold(ty.clone(), |ty, symbol| ty.substitute(symbol, tokens));

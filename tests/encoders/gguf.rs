@@ -207,7 +207,7 @@ fn the_published_minilm_gives_the_vectors_of_transformers() {
     let vectors = room.path().join("v.safetensors");
     let (bundle, vectors_path) = (room.path().join("b"), vectors.to_str().unwrap());
     let (code, _, stderr) =
-        folder::run(&["embed", bundle.to_str().unwrap(), "--text", &texts[0], "--out", vectors_path]);
+        folder::run(&["embed", bundle.to_str().unwrap(), "--prompt", &texts[0], "--out", vectors_path]);
     assert_eq!(code, 0, "{stderr}");
     assert!(cosine(&Golden::read(&vectors).tensors["embedding"], &expected[0]) > 0.99999);
 }

@@ -1,4 +1,4 @@
-//! Packages of experts that layers leave out.
+//! Packages of experts outside of their layer's package.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use anec_bundle::Stage;
 use anec_family::{ExpertCounts, FunctionRequest};
 use anec_manifest::ExpertsForm;
 
-/// The experts that a layer leaves out.
+/// Experts of a layer in packages of their own.
 pub(super) struct Experts<'a> {
     pub planner: &'a Planner<'a>,
     pub known: &'a Mutex<HashMap<AlikeExperts, PackageSize>>,
@@ -20,20 +20,20 @@ pub(super) struct Experts<'a> {
     pub counts: ExpertCounts,
 }
 
-/// What decides the size of a package of experts. Those of a layer have the same shapes, and so have those of layers in which one alone
-/// takes as many bytes; hundreds of packages are built once to be measured.
+/// Key of the size of a package of experts. Experts of a layer have the same shapes, and so have those of layers whose
+/// single experts have the same size; hundreds of packages need one measurement.
 #[derive(PartialEq, Eq, Hash)]
 pub(super) struct AlikeExperts {
     single: PackageSize,
     count: u64,
-    /// With what joins them, which is another function.
+    /// Includes the function that adds the experts' results.
     joins: bool,
-    /// The layer, where layers have number formats of their own.
+    /// Layer, if layers have number formats of their own.
     layer: Option<usize>,
 }
 
 impl Experts<'_> {
-    /// The fewest packages that stay under the limit, of equal groups of experts; `name` is what their names begin with.
+    /// Plans the fewest packages under the limit, of equal groups of experts; their names start with `name`.
     pub fn packages(&self, name: &str) -> Result<Vec<PackagePlan>> {
         let (limit, shards) = (self.planner.limit(), &self.planner.manifest.shards);
         let all = self.counts.apart();
@@ -64,7 +64,7 @@ impl Experts<'_> {
             .collect()
     }
 
-    /// The size of a package of some experts, of which one alone has the size `single`.
+    /// Size of a package of several experts; `single` is that of one expert.
     fn size_of(&self, range: Range<u64>, single: PackageSize) -> Result<PackageSize> {
         let alike = AlikeExperts {
             single,
@@ -85,7 +85,7 @@ impl Experts<'_> {
         Stage::Experts { layer: self.layer, first: range.start, end: range.end }
     }
 
-    /// The functions of a package of some experts: one for all, or one for each.
+    /// Functions of a package of experts: one for all, or one for each.
     fn requests(&self, range: Range<u64>) -> Vec<FunctionRequest> {
         if self.planner.manifest.experts != ExpertsForm::Routed {
             return self.planner.functions.of(&self.stage(range));
@@ -93,7 +93,7 @@ impl Experts<'_> {
         range.flat_map(|expert| self.requests_of_one(expert)).collect()
     }
 
-    /// The functions of one expert among others.
+    /// Functions of one expert among others.
     fn requests_of_one(&self, expert: u64) -> Vec<FunctionRequest> {
         let mut requests = self.planner.functions.of(&self.stage(expert..expert + 1));
         for request in &mut requests {

@@ -4,17 +4,17 @@ use anec_bundle::{Stage, TokenCount};
 use anec_family::FunctionRequest;
 use anec_manifest::Lengths;
 
-/// Which functions a package gets.
+/// Functions of packages.
 pub(super) struct Functions<'a> {
     pub lengths: &'a Lengths,
     pub contexts: &'a [u64],
     pub argmax: bool,
-    /// Most calls bring as many tokens as a function takes.
+    /// Most calls have as many tokens as a function takes.
     pub whole_texts: bool,
 }
 
 impl Functions<'_> {
-    /// Fewest tokens of any call.
+    /// Minimum number of tokens of any call.
     pub fn fewest_tokens(&self) -> u64 {
         match self.lengths {
             Lengths::Range([lower, _]) => *lower,
@@ -22,7 +22,7 @@ impl Functions<'_> {
         }
     }
 
-    /// Most tokens of any call.
+    /// Maximum number of tokens of any call.
     pub fn most_tokens(&self) -> u64 {
         match self.lengths {
             Lengths::Range([_, upper]) => *upper,
@@ -30,8 +30,8 @@ impl Functions<'_> {
         }
     }
 
-    /// The functions of a stage: one for each number of tokens and, for layers, each context. Feed-forward networks, experts
-    /// and the LM head see no context; their functions carry the largest one.
+    /// Functions of a stage: one for each number of tokens and, for layers, each context. Feed-forward networks,
+    /// experts and the LM head don't depend on the context; their functions name the largest one.
     pub fn of(&self, stage: &Stage) -> Vec<FunctionRequest> {
         let largest = self.contexts.last().copied().unwrap_or(1);
         let head = matches!(stage, Stage::Head { .. });
@@ -60,7 +60,7 @@ impl Functions<'_> {
                 name: name(context, tokens),
                 stage: stage.clone(),
                 tokens,
-                // most calls of a decoder bring one token, of a classifier a whole window
+                // most calls of a decoder have one token, those of a classifier a whole window
                 default_tokens: if self.whole_texts { tokens.most() } else { tokens.least() },
                 context,
                 most_tokens: self.most_tokens(),

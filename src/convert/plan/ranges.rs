@@ -1,4 +1,4 @@
-//! How layers and the rows of an LM head are divided into packages.
+//! Division of layers and of LM-head rows into packages.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use crate::error::ConvertError;
 use anec_base::Result;
 use anec_manifest::{HeadSplit, Manifest};
 
-/// The ranges that a manifest names.
+/// Ranges that a manifest lists.
 pub(super) fn explicit_ranges(ranges: &[[usize; 2]], layers: usize) -> Result<Vec<Range<usize>>, ConvertError> {
     let end = ranges.last().map_or(0, |[_, end]| *end);
     if end != layers {
@@ -15,8 +15,8 @@ pub(super) fn explicit_ranges(ranges: &[[usize; 2]], layers: usize) -> Result<Ve
     Ok(ranges.iter().map(|[first, end]| *first..*end).collect())
 }
 
-/// The fewest ranges that stay under the limit, and among those the most equal ones; a range ends after each layer for
-/// which `ends` says so.
+/// Divides layers into the fewest ranges under the limit, and among those the most equal ones; a range also ends after
+/// each layer for which `ends` returns true.
 pub(super) fn layer_ranges(
     sizes: &[u64],
     limit: u64,
@@ -36,10 +36,10 @@ pub(super) fn layer_ranges(
     Ok(ranges)
 }
 
-/// The same for layers that nothing divides. Each size is at most the limit.
+/// Divides layers without forced ends. Each size is at most the limit.
 fn equal_ranges(sizes: &[u64], limit: u64) -> Vec<Range<usize>> {
     let count = fill(sizes, limit).len();
-    // the smallest limit that still gives this many ranges: between the largest layer and the given one
+    // the smallest limit that still gives this number of ranges: between the largest layer and the given limit
     let (mut low, mut high) = (sizes.iter().copied().max().unwrap_or(0), limit);
     while low < high {
         let middle = low + (high - low) / 2;
@@ -52,7 +52,7 @@ fn equal_ranges(sizes: &[u64], limit: u64) -> Vec<Range<usize>> {
     fill(sizes, low)
 }
 
-/// Ranges filled up to the limit, one after another. Each size is at most the limit.
+/// Fills ranges up to the limit, one after another. Each size is at most the limit.
 fn fill(sizes: &[u64], limit: u64) -> Vec<Range<usize>> {
     let mut ranges = Vec::new();
     let (mut first, mut sum) = (0, 0u64);
@@ -69,7 +69,7 @@ fn fill(sizes: &[u64], limit: u64) -> Vec<Range<usize>> {
     ranges
 }
 
-/// The rows of each piece of an LM head, of which `bytes` says how large a package of some would be.
+/// Rows of each piece of an LM head; `bytes` returns the size of a package with a range of rows.
 pub(super) fn head_pieces(
     manifest: &Manifest,
     rows: u64,
@@ -91,7 +91,7 @@ pub(super) fn head_pieces(
                 let limit = manifest.shards.max_mb;
                 return Err(ConvertError::HeadTooLarge { megabytes: smallest as f64 / 1e6, limit }.into());
             }
-            // sizes grow with rows, so the first estimate is close; only its rounding has to be made good
+            // sizes grow with rows, so the first estimate is close and only rounding has to be corrected
             let mut pieces = bytes(0..rows)?.div_ceil(limit).clamp(1, rows);
             while pieces < rows && !fits(pieces)? {
                 pieces += 1;
@@ -102,8 +102,8 @@ pub(super) fn head_pieces(
     Ok(divide(rows, count))
 }
 
-/// `count` pieces of equal size, a multiple of 64 rows (or 16, or 1) where that leaves something for the last, which may
-/// be smaller.
+/// Divides rows into `count` equal pieces, a multiple of 64 rows (or 16, or 1) if that leaves rows for the last, which
+/// may be smaller.
 fn divide(rows: u64, count: u64) -> Vec<Range<u64>> {
     let count = count.clamp(1, rows.max(1));
     let size = [64, 16, 1]
@@ -112,7 +112,7 @@ fn divide(rows: u64, count: u64) -> Vec<Range<u64>> {
         .find(|size| size * (count - 1) < rows);
     match size {
         Some(size) => (0..count).map(|i| i * size..rows.min((i + 1) * size)).collect(),
-        // equal sizes leave nothing for the last (7 rows in 5 pieces): the first ones get one more
+        // equal sizes leave nothing for the last (7 rows in 5 pieces): the first ones get one row more
         None => {
             let (small, larger) = (rows / count, rows % count);
             let start = |i: u64| i * small + i.min(larger);
@@ -168,8 +168,8 @@ mod tests {
     }
 
     #[test]
-    fn ranges_end_where_experts_are_left_out() {
-        // two dense layers, then experts in every layer but the fifth
+    fn ranges_end_after_layers_without_their_experts() {
+        // two dense layers, then experts in every layer except the fifth
         let ranges = layer_ranges(&[10; 6], 60, 60.0, |layer| layer > 1 && layer != 4).unwrap();
         assert_eq!(ranges, [0..3, 3..4, 4..6]);
     }
