@@ -1,5 +1,5 @@
-//! Measures conversions: wall time, processor time and peak memory of `anec convert`, beside the time that `cp` would take
-//! to read the source and write as many bytes as the bundle has, and beside the usual route through coremltools.
+//! Measures conversions: wall time, processor time and peak memory of `anec convert`, beside the time that `cp` would
+//! take to read the source and write as many bytes as the bundle has, and beside the usual route through coremltools.
 //!
 //! ```text
 //! cargo bench --bench convert                        # all of the below
@@ -9,9 +9,9 @@
 //! ```
 //!
 //! Measured are Qwen2.5-Coder-0.5B as Q4_K_M, which lies in the folder that `ANEC_MODELS` names; Phi-4-mini's shape as
-//! Q8_0, 4 of its 32 layers if `--layers` doesn't say otherwise, with random weights; and 2 of its layers with a quarter
-//! of its LM head both ways, through `benches/coremltools_route.py` with the Python that `ANEC_PYTHON` names. What isn't
-//! there is skipped, and said.
+//! Q8_0, 4 of its 32 layers if `--layers` doesn't say otherwise, with random weights; and 2 of its layers with a
+//! quarter of its LM head both ways, through `benches/coremltools_route.py` with the Python that `ANEC_PYTHON` names.
+//! What isn't there is skipped, and said.
 //!
 //! `--runs N` repeats (5 if not given): conversions and copies take turns, the cache is warm, and the disk has written
 //! all before each. `--folder DIR` says where files go, `--json` prints one line of JSON for each model. Processor time
@@ -198,7 +198,7 @@ mod bench {
             run(&mut command)
         }
 
-        /// The same layers and rows through anec and through coremltools.
+        /// Converts the same layers and rows with anec and with coremltools.
         fn compare(&self, python: &Path) {
             let (layers, rows) = BOTH_WAYS;
             let source = self.synthetic(layers, rows);
@@ -231,7 +231,7 @@ mod bench {
         read(source);
     }
 
-    /// What `cp` does: reads the source, writes as many bytes as the bundle has. Gives the seconds.
+    /// Reads the source and writes as many bytes as the bundle has, like `cp`; returns the seconds.
     fn copy(source: &Path, path: &Path, bytes: u64) -> f64 {
         let begin = Instant::now();
         read(source);

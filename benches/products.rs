@@ -1,5 +1,5 @@
-//! How fast the executor's matrix products are, by stored type and number of tokens: `cargo bench --bench products`, or, of
-//! lines that begin with a text, `cargo bench --bench products -- "4864x896 int8"`.
+//! How fast the executor's matrix products are, by stored type and number of tokens: `cargo bench --bench products`,
+//! or, of lines that begin with a text, `cargo bench --bench products -- "4864x896 int8"`.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,5 +1,5 @@
-//! Reads anybody's .mlpackage: its functions, ops and weights: `cargo run --release --example read_mlpackage -- PACKAGE`.
-//! It needs none of anec's features.
+//! Reads anybody's .mlpackage: its functions, ops and weights: `cargo run --release --example read_mlpackage --
+//! PACKAGE`. It needs none of anec's features.
 
 use std::collections::BTreeMap;
 use std::path::Path;

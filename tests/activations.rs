@@ -17,7 +17,7 @@ fn numbers() -> Vec<f32> {
     sizes.iter().flat_map(|size| [-size, *size]).map(|size| half::f16::from_f32(size).to_f32()).collect()
 }
 
-/// What an emitted function makes of them.
+/// Evaluates an activation through an emitted function.
 fn by_graph(
     activations: ActivationForm,
     precision: Precision,

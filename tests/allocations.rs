@@ -1,5 +1,5 @@
-//! A decoding step allocates nothing, on any thread: neither in the executor nor in a session around it. These tests are
-//! alone in their program, for they count what the whole process allocates.
+//! A decoding step allocates nothing, on any thread: neither in the executor nor in a session around it. These tests
+//! are alone in their program, for they count what the whole process allocates.
 
 #[path = "common/fp16_literals.rs"]
 mod fp16_literals;
@@ -146,8 +146,8 @@ fn demo(room: &Path) -> Arc<LoadedModel> {
     LoadedModel::on_cpu(outcome.path(), Precision::F32).unwrap()
 }
 
-/// A session's step gives its logits in memory of the step before; a generation's step chooses the most likely token, which
-/// a draw would need memory for.
+/// A session's step gives its logits in memory of the step before; a generation's step chooses the most likely token,
+/// which a draw would need memory for.
 #[test]
 fn a_step_of_a_session_allocates_nothing() {
     const WARM: usize = 32;

@@ -1,4 +1,5 @@
-//! A bundle in Anemll's layout, read by a reader that is written from the layout's description and knows nothing of bundles.
+//! A bundle in Anemll's layout, read by a reader that is written from the layout's description and knows nothing of
+//! bundles.
 
 use crate::common::{coremltools, folder};
 
@@ -10,8 +11,8 @@ use anec::runtime::{Chunking, ForwardOptions, LoadedModel};
 use folder::run;
 use serde_json::Value as Json;
 
-/// What apps do with such a folder: `meta.yaml` says which models there are, `prefill` takes the prompt in batches that are
-/// filled up with zeros, `infer` a token at a time, the head's pieces follow each other.
+/// Reader like those of apps: `meta.yaml` names the models, `prefill` processes the prompt in zero-padded batches,
+/// `infer` one token at a time, and the head's parts are concatenated.
 struct Reader {
     embeddings: Executable,
     infer: Executable,

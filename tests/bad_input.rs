@@ -1,5 +1,4 @@
-//! Bad input, item by item: what the user is told and with which exit code. Whatever it is, nothing is left that looks
-//! like a bundle.
+//! Invalid input, case by case: message and exit code. No case leaves anything that looks like a bundle.
 
 use crate::common::folder;
 use crate::common::gguf;
@@ -18,11 +17,11 @@ use safetensors::Dtype;
 use serde_json::json;
 use tempfile::TempDir;
 
-/// What is done to a model's folder, and to the parts of a GGUF file.
+/// Damage to a model's folder, or to the parts of a GGUF file.
 type Damage = fn(&Path);
 type Edit<'a> = &'a dyn Fn(&mut Parts);
 
-/// What the user saw of each attempt, for a snapshot.
+/// Messages of each attempt, for a snapshot.
 #[derive(Default)]
 struct Transcript(String);
 
@@ -264,7 +263,7 @@ fn a_safetensors_file_whose_header_is_wrong() {
     insta::assert_snapshot!(transcript.0);
 }
 
-/// What a folder can have instead of weights, and parts of weights.
+/// Folders without weights, or with parts of them.
 #[test]
 fn a_source_that_is_not_there_or_not_whole() {
     let folder = TempDir::new().unwrap();

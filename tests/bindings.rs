@@ -1,5 +1,5 @@
-//! What apps call, from the languages that they are written in: the Python module generates the program's texts and
-//! vectors, piece by piece; a text can be cancelled; errors are exceptions. The Swift module is generated of the same library.
+//! Bindings for apps: the Python module generates the program's texts and vectors, piece by piece; generation can be
+//! cancelled; errors are exceptions. The Swift module is generated from the same library.
 
 use crate::common::coremltools;
 use crate::common::folder::{anec, repository, run};
@@ -66,7 +66,7 @@ fn an_app_in_python_gets_the_programs_texts_and_vectors() {
     );
 }
 
-/// What the Swift of the example app uses is what is generated.
+/// The generated Swift module has all symbols that the example app uses.
 #[test]
 fn swift_has_what_the_example_app_calls() {
     let Some(generator) = generator() else { return };
@@ -163,7 +163,7 @@ fn decodable_structs(swift: &str) -> Vec<SwiftStruct> {
     done
 }
 
-/// What is wrong with a value of JSON for a type of Swift: it, or what it is made of, is missing or another thing.
+/// Reason why a JSON value can't be decoded as a Swift type.
 fn undecodable(value: &serde_json::Value, of: &str, structs: &[SwiftStruct]) -> Option<String> {
     if let Some(inner) = of.strip_suffix('?') {
         return if value.is_null() { None } else { undecodable(value, inner, structs) };

@@ -34,7 +34,7 @@ fn demo() -> &'static Path {
     })
 }
 
-/// What bisection finds, as JSON.
+/// Result of a bisection, as JSON.
 fn bisect(path: &Path, predicate: &str, more: &[&str]) -> Json {
     let given = ["bisect", path.to_str().unwrap(), "--predicate", predicate, "--json"];
     let (code, stdout, stderr) = run(&[&given, more].concat());

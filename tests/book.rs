@@ -1,6 +1,6 @@
-//! The book is true: every command of a ```console block in which a command names `anec` is run, page by page, where the demo model
-//! lies, and what the page shows below a command is what the command prints. Tables between `<!-- generated: NAME -->` and
-//! `<!-- end -->` are made anew from the files that the program reads, and so are the plots.
+//! The book is true: every command of a ```console block in which a command names `anec` is run, page by page, where
+//! the demo model lies, and what the page shows below a command is what the command prints. Tables between `<!--
+//! generated: NAME -->` and `<!-- end -->` are made anew from the files that the program reads, and so are the plots.
 //!
 //! `INSTA_UPDATE=always` writes into the pages what is found instead.
 #![cfg(unix)]

@@ -81,8 +81,8 @@ fn texts_have_their_beginnings_calibrated() {
     }
 }
 
-/// A layer whose experts have their own tokens, recurrent mixers, a gate beside attention: every quantized weight is found
-/// with its input, whatever the family.
+/// A layer whose experts have their own tokens, recurrent mixers, a gate beside attention: every quantized weight is
+/// found with its input, whatever the family.
 #[test]
 fn every_familys_projections_are_calibrated() {
     for (model, sets) in [
@@ -103,7 +103,8 @@ fn every_familys_projections_are_calibrated() {
     }
 }
 
-/// Four bits that make up for each other's errors: in blocks and in palettes, also of experts, some of which no token came to.
+/// Four bits that make up for each other's errors: in blocks and in palettes, also of experts, some of which no token
+/// came to.
 #[test]
 fn every_format_is_calibrated() {
     for (model, format) in [

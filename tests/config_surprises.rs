@@ -1,5 +1,5 @@
-//! A newer configuration of a known family can hold keys that nobody here has seen. Whatever key of transformers' classes
-//! changes, the change is understood, refused, or known not to touch the maths: never overlooked.
+//! A newer configuration of a known family can hold keys that nobody here has seen. Whatever key of transformers'
+//! classes changes, the change is understood, refused, or known not to touch the maths: never overlooked.
 
 use crate::common::folder;
 
@@ -77,7 +77,7 @@ impl Small {
         all
     }
 
-    /// What is understood of the model with some keys changed: its dimensions and its resolved configuration.
+    /// Dimensions and resolved configuration of the model after changes of its keys.
     fn understood(&self, changes: &[(&str, &Json)]) -> Result<String, String> {
         let room = tempfile::tempdir().unwrap();
         let mut config = self.config.clone();
@@ -173,7 +173,7 @@ fn no_key_of_a_class_is_overlooked() {
     assert!(overlooked.is_empty(), "{overlooked:#?}");
 }
 
-/// What no class has, either, is refused by its name; and that is what the user can take back.
+/// A key that no class has is refused by name, and that name can be acknowledged.
 #[test]
 fn a_key_that_nobody_knows_is_named() {
     let listing = json(Path::new("tests/fixtures/configs/classes.json"));

@@ -1,5 +1,5 @@
-//! Damaged packages, texts and manifests are refused or read, but never end in a panic, and never make the program ask for
-//! more memory than a file of their size can account for. The cases are the same in every run.
+//! Damaged packages, texts and manifests are refused or read, but never end in a panic, and never make the program ask
+//! for more memory than a file of their size can account for. The cases are the same in every run.
 
 #[path = "common/exercise.rs"]
 mod exercise;
@@ -53,15 +53,15 @@ unsafe impl GlobalAlloc for Watched {
 #[global_allocator]
 static ALLOCATOR: Watched = Watched;
 
-/// What a damaged file of a few KB may ask for at once.
-const MOST: usize = 8 << 20;
+/// Largest allocation in bytes that a damaged file of a few KB may cause.
+const MAX_REQUEST: usize = 8 << 20;
 
 /// Runs something that may fail, but must not ask for much memory.
 fn frugally<T>(run: impl FnOnce() -> T) -> T {
     LARGEST.set(0);
     let result = run();
     let largest = LARGEST.get();
-    assert!(largest <= MOST, "{largest} bytes were asked for at once");
+    assert!(largest <= MAX_REQUEST, "{largest} bytes were asked for at once");
     result
 }
 

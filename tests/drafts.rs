@@ -38,7 +38,7 @@ fn converted(source: &Path, name: &str, more: &[&str]) -> Arc<LoadedModel> {
     LoadedModel::on_cpu(&out, Precision::F32).unwrap()
 }
 
-/// What `mtp_golden.py` has computed.
+/// Output of `mtp_golden.py`.
 struct Golden {
     tokens: Vec<u32>,
     drafted: Vec<u32>,
@@ -160,8 +160,8 @@ fn tensors(name: &str) -> BTreeMap<String, Values> {
     tensors.names().into_iter().map(|name| (name.to_owned(), values(name))).collect()
 }
 
-/// A model whose layers add nothing, so that the next token depends on the last alone, and whose layer that drafts passes the
-/// embedding on: it guesses right.
+/// A model whose layers add nothing, so that the next token depends on the last alone, and whose layer that drafts
+/// passes the embedding on: it guesses right.
 fn twins() -> &'static Arc<LoadedModel> {
     static MODEL: OnceLock<Arc<LoadedModel>> = OnceLock::new();
     MODEL.get_or_init(|| {
@@ -208,7 +208,8 @@ fn random() -> &'static Arc<LoadedModel> {
     MODEL.get_or_init(|| converted(&fixture("qwen3_5-default"), "random", &[]))
 }
 
-/// A layer with experts: a copy of the model's last one, which is given the embedding and the hidden state in equal parts.
+/// A layer with experts: a copy of the model's last one, which is given the embedding and the hidden state in equal
+/// parts.
 #[test]
 fn a_layer_with_experts_is_the_same_in_every_form() {
     for name in ["qwen3_5_moe-default", "qwen3_next-default"] {
@@ -286,8 +287,8 @@ fn its_guesses_change_calls_and_nothing_else() {
     }
 }
 
-/// The share of each text of two tokens over many seeds is its probability: chi-squared of the tokens that follow the prompt, with those
-/// grouped that are too rare.
+/// The share of each text of two tokens over many seeds is its probability: chi-squared of the tokens that follow the
+/// prompt, with those grouped that are too rare.
 #[test]
 fn the_distribution_is_the_models() {
     const TEXTS: u64 = 2_000;

@@ -1,6 +1,6 @@
-//! Models that look at whole texts agree with transformers: encoders, embedding models and rerankers are converted, run by the
-//! executor in every form, and their hidden states, vectors and logits are the reference's; so are those of the published
-//! all-MiniLM-L6-v2.
+//! Models that look at whole texts agree with transformers: encoders, embedding models and rerankers are converted, run
+//! by the executor in every form, and their hidden states, vectors and logits are the reference's; so are those of the
+//! published all-MiniLM-L6-v2.
 
 mod gguf;
 
@@ -89,7 +89,8 @@ fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// What enters the first layer and leaves each, in one call, or where a text may be divided in calls by `chunking`.
+/// Input of the first layer and output of each layer, in one call or, if the text may be divided, in calls by
+/// `chunking`.
 fn hidden(model: &Arc<LoadedModel>, text: &EncodedText, chunking: Chunking) -> Vec<Vec<f32>> {
     if model.bundle().model.band().is_some() {
         return Windows::new(model, None, Hidden::BetweenLayers).unwrap().label(&text.ids).unwrap().hidden;
@@ -189,7 +190,7 @@ fn fp16_arithmetic_and_int8_weights_stay_close() {
     });
 }
 
-/// What the bundle says, what the commands write, and what is refused.
+/// Facts of the bundle, output of the verbs, and refused requests.
 #[test]
 fn texts_become_files_of_vectors() {
     let room = tempfile::tempdir().unwrap();

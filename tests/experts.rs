@@ -1,4 +1,5 @@
-//! Mixtures of experts in every form that a manifest can ask for: all give the same text, they differ in what a call reads.
+//! Mixtures of experts in every form that a manifest can ask for: all give the same text, they differ in what a call
+//! reads.
 
 use crate::common::folder;
 use crate::common::synthetic;
@@ -29,7 +30,7 @@ fn convert(model: &str, out: &Path, sets: &[&str]) -> (String, Json) {
     (folder, json(&out.join("bundle.json")))
 }
 
-/// What can be judged anywhere.
+/// Gates that run on any machine.
 const GATES: [&str; 3] = ["--structure", "--numerics", "--parity"];
 
 /// Validates a bundle against transformers; gives the claims that hold.
@@ -97,7 +98,7 @@ fn experts_apart_write_the_same_text() {
     }
 }
 
-/// What no token of a call was given isn't called.
+/// Experts that no token of a call is routed to aren't called.
 #[test]
 fn a_token_calls_the_experts_that_it_was_given() {
     for (model, layers, per_token) in [("lfm2_moe-default", 2, 2), ("lfm2_moe-split", 3, 3), ("zaya-default", 4, 1)] {

@@ -1,5 +1,5 @@
-//! Every dense family agrees with transformers: the emitted graph, run by the executor, gives the reference's logits and
-//! hidden states at every position, whatever the chunks that the tokens come in, from either kind of source.
+//! Every dense family agrees with transformers: the emitted graph, run by the executor, gives the reference's logits
+//! and hidden states at every position, whatever the chunks that the tokens come in, from either kind of source.
 
 use crate::common::covering::covering;
 use crate::common::forms::FORM;
@@ -126,7 +126,7 @@ impl Runner {
         self.run_from(&mut self.layers.1.new_state(), tokens, chunks)
     }
 
-    /// The same from a given state.
+    /// Runs from a given state.
     #[allow(clippy::type_complexity, reason = "as above")]
     fn run_from(
         &self,
@@ -168,7 +168,7 @@ impl Runner {
         Ok((logits, hidden))
     }
 
-    /// What a host does with the rows of a call that begins at position `first`.
+    /// Appends the rows of a call that starts at position `first`, as a host does.
     fn append(&self, kept: &mut BTreeMap<String, Tensor>, id: &str, rows: &Tensor, first: usize) {
         let cache = |port: &&anec::bundle::Port| matches!(&port.role, PortRole::Cache { id: own, .. } if own == id);
         let port = self.layers.0.inputs.iter().find(cache).expect("a cache");
@@ -576,8 +576,8 @@ fn fp16_arithmetic_stays_close() {
     });
 }
 
-/// The Neural Engine's arithmetic as far as it is published, beside fp16 with exact sums. In these models, whose weights are noise,
-/// what it rounds more is far from what a wrong operation does.
+/// The Neural Engine's arithmetic as far as it is published, beside fp16 with exact sums. In these models, whose
+/// weights are noise, what it rounds more is far from what a wrong operation does.
 #[test]
 fn arithmetic_of_the_engine_stays_close_to_fp16() {
     let (root, cases) = cases();

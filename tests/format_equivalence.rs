@@ -1,5 +1,5 @@
-//! The same model as GGUF and as a Hugging Face folder gives the same packages, byte for byte: the formats differ in
-//! names, in the order of rows, in how numbers are stored and in what a configuration is called, and in nothing else.
+//! A model as GGUF and as a Hugging Face folder gives the same packages, byte for byte: the formats differ only in
+//! names, the order of rows, the storage of numbers, and configuration keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

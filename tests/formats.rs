@@ -13,8 +13,8 @@ use rayon::prelude::*;
 use safetensors::SafeTensors;
 use serde_json::Value as Json;
 
-/// A number format, and what the cosine of logits with those of the unquantized model lies between. The weights of these
-/// models are noise of equal size, which few levels hold badly.
+/// A number format, and what the cosine of logits with those of the unquantized model lies between. The weights of
+/// these models are noise of equal size, which few levels hold badly.
 const FORMATS: [(&str, f64, f64); 15] = [
     ("{weights: int8, op: affine}", 0.999, 1.0),
     ("{weights: int8, granularity: per_channel, op: affine}", 0.9993, 1.0),
@@ -149,7 +149,7 @@ fn every_format_computes_in_every_family() {
     assert!(failures.is_empty(), "{} failures\n{}", failures.len(), failures.join("\n"));
 }
 
-/// What a damaged constant of a bundle's weights is, and what is said of it.
+/// Damaged constants of a bundle's weights, and the expected messages.
 #[test]
 fn damaged_palettes_and_scales_are_named() {
     let bits = |value: f32| half::f16::from_f32(value).to_le_bytes();

@@ -1,5 +1,5 @@
-//! A bias of the LM head is added to the logits, whatever the form of the head, however its rows are divided, and whatever is done
-//! to the weights.
+//! A bias of the LM head is added to the logits, whatever the form of the head, however its rows are divided, and
+//! whatever is done to the weights.
 
 use anec::exec::Precision;
 use anec::runtime::{Chunking, ForwardOptions, LoadedModel};

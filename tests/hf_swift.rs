@@ -1,5 +1,5 @@
-//! A bundle as the package that swift-transformers runs, read by a reader that is written from what that library does and
-//! knows nothing of bundles.
+//! A bundle as the package that swift-transformers runs, read by a reader that is written from what that library does
+//! and knows nothing of bundles.
 
 use crate::common::coremltools;
 use crate::common::folder::run;
@@ -10,8 +10,8 @@ use anec::exec::{ExecOptions, Executable, Precision, State, Tensor, WeightCache}
 use anec::package;
 use anec::runtime::{Chunking, ForwardOptions, LoadedModel};
 
-/// The library's model with a state: all of the prompt in one call, then the last token of the text so far; with it zeros for one token more
-/// than the text has.
+/// The library's model with a state: all of the prompt in one call, then the last token of the text so far; with it
+/// zeros for one token more than the text has.
 struct SwiftReader {
     model: Executable,
     state: State,

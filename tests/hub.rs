@@ -35,7 +35,7 @@ impl Machine {
         finish(self.command(arguments).output().unwrap())
     }
 
-    /// The same under a limit of the shell's `ulimit`.
+    /// Runs under a limit of the shell's `ulimit`.
     #[cfg(unix)]
     fn run_within(&self, limit: &str, arguments: &[&str]) -> (i32, String, String) {
         let mut limited = Command::new("/bin/sh");
@@ -248,7 +248,8 @@ fn plans_and_shapes_need_neither_a_hub_nor_the_repository() {
     let machine = Machine::new(&nobody);
     for name in builtin::all().iter().map(|builtin| builtin.name) {
         assert_eq!(machine.run(&["inspect", name]).0, 0, "{name}");
-        // in so many seconds of processor time, of a program that isn't optimised: parts that are alike are measured once
+        // in so many seconds of processor time, of a program that isn't optimised: parts that are alike are measured
+        // once
         let (code, plan, stderr) = machine.run_within("-t 20", &["plan", "--manifest", name, "--json"]);
         assert_eq!(code, 0, "{name}: {stderr}");
         let plan: Json = serde_json::from_str(&plan).unwrap();

@@ -1,5 +1,5 @@
-//! How many instructions a step of decoding, a token of a prompt and a conversion take, counted by callgrind: a slow machine is
-//! not mistaken for slow code, and slow code not for a slow machine.
+//! How many instructions a step of decoding, a token of a prompt and a conversion take, counted by callgrind: a slow
+//! machine is not mistaken for slow code, and slow code not for a slow machine.
 
 use std::process::Command;
 
@@ -8,8 +8,8 @@ use anec::base::skipped;
 use crate::common::folder;
 use folder::{json, repository, run};
 
-/// How much more and how much less a count may be than the one that is kept. How code is divided into units of compilation
-/// differs from build to build: those that aren't incremental have fewer, and inline more.
+/// How much more and how much less a count may be than the one that is kept. How code is divided into units of
+/// compilation differs from build to build: those that aren't incremental have fewer, and inline more.
 const MORE: f64 = 0.1;
 const LESS: f64 = 0.3;
 
@@ -24,8 +24,8 @@ fn instructions(arguments: &[&str]) -> f64 {
     collected.unwrap_or_else(|| panic!("callgrind gave no count: {said}"))
 }
 
-/// `tests/fixtures/instructions.json` has the counts, which `tools/instructions.sh` compares those of other profiles with. Who makes
-/// code slower or faster on purpose puts the new ones there.
+/// `tests/fixtures/instructions.json` has the counts, which `tools/instructions.sh` compares those of other profiles
+/// with. Who makes code slower or faster on purpose puts the new ones there.
 #[test]
 fn a_step_and_a_conversion_take_as_many_instructions_as_before() {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {

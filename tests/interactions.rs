@@ -1,8 +1,9 @@
-//! Forms of a model in combinations that nobody chose: the forms of operations, experts, states, writes, lengths of calls and number
-//! formats are drawn at random for every family, encoders among them, and the bundle still computes what transformers does, in calls
-//! of every size and with other texts.
+//! Forms of a model in combinations that nobody chose: the forms of operations, experts, states, writes, lengths of
+//! calls and number formats are drawn at random for every family, encoders among them, and the bundle still computes
+//! what transformers does, in calls of every size and with other texts.
 //!
-//! `ANEC_SEED` draws others, `ANEC_COMBINATIONS` so many. What fails is printed with the manifest keys that show it again.
+//! `ANEC_SEED` draws others, `ANEC_COMBINATIONS` so many. What fails is printed with the manifest keys that show it
+//! again.
 
 mod draw;
 
@@ -40,7 +41,7 @@ fn least_cosine(a: &[f32], b: &[f32], positions: usize) -> f64 {
     a.chunks(width).zip(b.chunks(width)).map(|(a, b)| cosine(a, b)).fold(1.0, f64::min)
 }
 
-/// What transformers computes of a fixture.
+/// Reference computed by transformers for a fixture.
 struct Golden {
     text: EncodedText,
     output: Vec<f32>,
@@ -110,7 +111,7 @@ fn fault(combination: &Combination, out: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// What is wrong with a decoder.
+/// Checks a decoder; returns the first fault.
 fn decoder_fault(combination: &Combination, loaded: &Arc<LoadedModel>, golden: &Golden) -> Result<(), String> {
     let Combination { sizes, least, .. } = combination;
     let (tokens, expected) = (&golden.text.ids, &golden.output);
@@ -160,7 +161,7 @@ fn decoder_fault(combination: &Combination, loaded: &Arc<LoadedModel>, golden: &
     Ok(())
 }
 
-/// What is wrong with combinations, each with its keys.
+/// Faults of combinations, each with its manifest keys.
 fn faults(cases: &[Combination]) -> Vec<String> {
     let room = tempfile::tempdir().unwrap();
     let fault = |(index, case): (usize, &Combination)| {

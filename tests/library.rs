@@ -1,4 +1,4 @@
-//! What a program gets that uses anec as a library.
+//! anec as a library: features and packages.
 
 use std::path::Path;
 use std::process::Command;
@@ -36,8 +36,8 @@ fn a_program_that_only_runs_bundles_builds_neither_converter_nor_server() {
     assert!(has(&dependencies("hub"), "anec-hub"));
 }
 
-/// Files that a crate includes are in its folder, so that they are in its package: what lies in folders of the repository
-/// is reached through links.
+/// Files that a crate includes are in its folder, so that they are in its package: what lies in folders of the
+/// repository is reached through links.
 #[test]
 fn crates_include_no_file_from_outside_their_folder() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");

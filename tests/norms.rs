@@ -1,5 +1,5 @@
-//! Norms compute `x / sqrt(mean(x^2) + eps) * gain` in every form, for rows that the epsilon decides as for those that it
-//! doesn't, and a form that can't hold an epsilon is refused.
+//! Norms compute `x / sqrt(mean(x^2) + eps) * gain` in every form, for rows that the epsilon decides as for those that
+//! it doesn't, and a form that can't hold an epsilon is refused.
 
 use crate::common::forms::FORM;
 use crate::common::fp16_literals::Fp16Literals;

@@ -125,8 +125,8 @@ fn a_bundle_tells_its_end_tokens_and_tokenizer() {
     std::fs::remove_dir_all(&room).unwrap();
 }
 
-/// The bundle of a browser's on-device model, with the files that lie beside it, by the manifest for it; the index of the
-/// largest logit is where ONNX Runtime has it.
+/// The bundle of a browser's on-device model, with the files that lie beside it, by the manifest for it; the index of
+/// the largest logit is where ONNX Runtime has it.
 #[test]
 fn the_manifest_for_a_browsers_bundle_converts_one_of_its_layout() {
     let (source, out) = (room("aion-source"), room("aion"));

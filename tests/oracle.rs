@@ -1,7 +1,8 @@
 //! Whatever the converter emits is loaded by coremltools, whose own type inference must come to the same types: every
-//! form of a graph, every family, the least and the most tokens of a call. So must what type inference says in `tests/filetests`.
+//! form of a graph, every family, the least and the most tokens of a call. So must what type inference says in
+//! `tests/filetests`.
 //!
-//! It needs the Python that `ANEC_PYTHON` names, with the packages of `tests/requirements.txt`.
+//! These tests need the Python that `ANEC_PYTHON` names, with the packages of `tests/requirements.txt`.
 
 use crate::common::coremltools;
 use crate::common::emitted;
@@ -39,7 +40,7 @@ const FORMS: [[&str; 6]; 12] = [
 ];
 const KEYS: [&str; 6] = ["linear", "norm", "layout", "attention", "kv_write", "state"];
 
-/// What else a manifest decides of a graph.
+/// Other manifest keys that change a graph.
 const OTHERS: [(&str, &[&str]); 13] = [
     ("defaults", &[]),
     ("argmax", &["lm_head.argmax=true", "lm_head.split=3"]),
@@ -184,7 +185,7 @@ fn coremltools_types_what_we_emit_as_we_do() {
     eprintln!("coremltools agrees on {} packages, {} of them flexible", verdicts.len(), flexible.len());
 }
 
-/// What types depend on: operators, types and all constants but floats; no names.
+/// Everything that types depend on: operators, types and all constants except floats; no names.
 fn structure(program: &Program) -> String {
     fn of_constant(constant: &Constant, out: &mut String) {
         let float = matches!(constant.ty.dtype, DataType::Fp16 | DataType::Fp32);
@@ -263,8 +264,8 @@ const LATER_FORMS: [&[&str]; 4] = [
     &["state=host", "rope=product"],
 ];
 
-/// A small model of each family, in the default form and in another one; where something recurs, also with what the host carries, and where
-/// there are experts, also with experts apart.
+/// A small model of each family, in the default form and in another one; where something recurs, also with what the
+/// host carries, and where there are experts, also with experts apart.
 fn emit_families(write: &mut impl FnMut(String, &Program)) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families");
     let cases: serde_json::Value = serde_json::from_slice(&std::fs::read(root.join("cases.json")).unwrap()).unwrap();
@@ -365,7 +366,7 @@ fn the_judge_finds_damage() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// What the catalogue takes from coremltools' registry is what the registry says.
+/// The catalogue's facts from coremltools' registry match the registry.
 #[test]
 fn the_registry_is_as_it_was_written_down() {
     let Some(python) = coremltools::python() else { return };

@@ -1,4 +1,4 @@
-//! What anec writes takes the place of nothing that isn't its own, and what couldn't be written is no success.
+//! Output files: anec overwrites nothing but its own files, and a failed write is a failure.
 
 use crate::common::folder;
 use crate::common::model;

@@ -98,7 +98,7 @@ fn coremltools_packages_are_written_again_as_coremltools_would() {
         let theirs: u64 = package.weights.iter().flat_map(|w| w.records().unwrap()).map(|r| r.length).sum();
         assert!(written.weight_bytes <= theirs, "{name}: {} of {theirs}", written.weight_bytes);
 
-        // the same message but for who built it, our note about symbols, and the order of the weight file
+        // the same message, except for the producer, our note about symbols, and the order of the weight file
         let (mut theirs, mut ours) = (message(&fixture), message(&target));
         for model in [&mut theirs, &mut ours] {
             if let Some(model::Type::MlProgram(program)) = &mut model.r#type {
@@ -333,7 +333,7 @@ fn manifests_hold_what_coremltools_manifests_hold() {
     assert_eq!(ours["fileFormatVersion"], theirs["fileFormatVersion"]);
 }
 
-/// What coremltools finds wrong with packages, and odd if `strict`.
+/// Errors of coremltools about packages, and warnings if `strict`.
 fn complaints(packages: &Path, strict: bool) -> String {
     let Some(python) = coremltools::python() else { return String::new() };
     coremltools::judge(&python, packages).iter().map(|verdict| verdict.complaints(strict)).collect()

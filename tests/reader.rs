@@ -1,5 +1,5 @@
-//! The book's page on bundles is enough to write a runtime: tests/reader was written from its words alone, in Python with
-//! numpy, and gives the logits of anec's own runtime and those of transformers.
+//! The book's page on bundles is enough to write a runtime: tests/reader was written from its words alone, in Python
+//! with numpy, and gives the logits of anec's own runtime and those of transformers.
 
 use crate::common::{coremltools, folder};
 
@@ -90,8 +90,9 @@ const CASES: &[Case] = &[
     ),
     case("gemma4-experts", &["context=40"]),
     case("gemma4-experts", &["context=40", "experts=routed", "layout=bc1s"]),
-    // a layer's attention and its feed-forward network in packages of their own: a router that hands on what it saw, vectors of
-    // tokens for layers, keys and values of other layers, two mixers at once, windows, experts that are apart already
+    // a layer's attention and its feed-forward network in packages of their own: a router that hands on what it saw,
+    // vectors of tokens for layers, keys and values of other layers, two mixers at once, windows, experts that are
+    // apart already
     case("zaya-sliding", &["context=40", DIVIDED]),
     case("gemma4-dense", &["context=40", DIVIDED, "lengths={fixed: [1, 4]}"]),
     case("falcon_h1-grouped", &["context=[24, 40]", DIVIDED, "lengths={fixed: [1, 4]}", "state=unified"]),
@@ -123,7 +124,7 @@ fn cosine(a: &[f32], b: &[f32], width: usize) -> f64 {
     rows.map(|(a, b)| dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()).fold(f64::INFINITY, f64::min)
 }
 
-/// What the reader gives for bundles: it is one process for all.
+/// Output of the reader for all bundles, in one process.
 fn read(python: &Path, calls: &serde_json::Value) {
     let mut reader = Command::new(python)
         .arg(repository("tests/reader/reader.py"))

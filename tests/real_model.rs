@@ -1,5 +1,6 @@
-//! The whole line on real models, Qwen2.5-Coder-0.5B-Instruct and Gemma 3 270M in Q4_K_M: from their GGUF to text. What is right
-//! comes from transformers (folders of the same names in tests/fixtures). Without the models every test says loudly that it didn't run.
+//! The whole line on real models, Qwen2.5-Coder-0.5B-Instruct and Gemma 3 270M in Q4_K_M: from their GGUF to text. What
+//! is right comes from transformers (folders of the same names in tests/fixtures). Without the models every test says
+//! loudly that it didn't run.
 
 use crate::common::folder;
 use anec_testing as testing;
@@ -49,8 +50,8 @@ fn tell(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// What transformers' logits are in logits.safetensors: tokens, the positions that there are all logits of, those logits, and the
-/// five best tokens after every token.
+/// Logits of transformers in logits.safetensors: tokens, the positions with all logits, those logits, and the five best
+/// tokens at every position.
 struct Reference {
     tokens: Vec<u32>,
     positions: Vec<usize>,
@@ -161,7 +162,7 @@ fn in_half_precision(real: &Real, out: &Path) {
 const WHOLE_TEXTS: usize = 3;
 const BEGINNING: usize = 24;
 
-/// What is written after each prompt is what transformers writes, token by token, and so are the tokens of the prompts.
+/// Greedy texts equal transformers' token by token, and so do the tokens of the prompts.
 fn greedy_texts(real: &Real, model: &Arc<LoadedModel>, bundle: &Path) {
     let tokenizer = Tokenizer::of(model.bundle(), bundle).unwrap();
     let golden = json(&real.fixture("golden.json"));
@@ -238,8 +239,8 @@ fn int8_keeps_gemma_close_per_channel() {
     assert!(per_tensor > 0.998, "per_tensor: {per_tensor}");
 }
 
-/// Least cosines of the logits with transformers', over two ways of dividing the text into calls: for one scale for each tensor, and one for
-/// each channel.
+/// Least cosines of the logits with transformers', over two ways of dividing the text into calls: for one scale for
+/// each tensor, and one for each channel.
 fn int8(real: &Real, source: &Path) -> [f64; 2] {
     let room = tempfile::tempdir().unwrap();
     let reference = Reference::of(real);

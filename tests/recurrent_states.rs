@@ -1,5 +1,5 @@
-//! What a recurrence carries can be states, or inputs and outputs that the host carries from call to call. Both write the
-//! same text to the last bit: in calls of every size, after resets, with tokens taken back, guessed or said before.
+//! Recurrent state kept in Core ML states, or carried by the host as inputs and outputs: both give the same text to the
+//! last bit, in calls of every size, after resets, and with tokens taken back, drafted or reused from earlier prompts.
 
 use crate::common::folder;
 
@@ -143,8 +143,8 @@ fn carried(function: &FunctionEntry) -> BTreeMap<String, Vec<u64>> {
     inputs
 }
 
-/// Tokens that are taken back, texts that are copied, guesses that were wrong and beginnings that were said before: none
-/// leaves a trace in what the host carries.
+/// Tokens that are taken back, texts that are copied, guesses that were wrong and beginnings that were said before:
+/// none leaves a trace in what the host carries.
 #[test]
 fn what_is_taken_back_leaves_no_trace() {
     let room = tempfile::tempdir().unwrap();

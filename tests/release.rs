@@ -1,4 +1,4 @@
-//! What a release consists of: archives, checksums, the formula, completions, manual pages.
+//! Contents of a release: archives, checksums, the formula, completions, manual pages.
 #![cfg(unix)]
 
 use crate::common::folder::{anec, finish, repository, run};

@@ -37,7 +37,7 @@ fn lengths(tokens: TokenCount) -> std::ops::RangeInclusive<u64> {
 /// The constants of an op.
 type Constants = Vec<(TensorType, Arc<[u8]>)>;
 
-/// What an op is: its operator and name, what it reads and gives, and its constants.
+/// Identity of an op: operator and name, inputs and outputs, and constants.
 fn parts(op: &Op) -> (&str, &str, Vec<ValueId>, &[ValueId], Constants) {
     let bound = op.inputs.values().flatten().filter_map(|binding| match binding {
         Binding::Constant(constant) => Some(constant),
@@ -89,7 +89,7 @@ fn check_projection(program: &Program, function: &str, tokens: u64, path: &Path)
     }
 }
 
-/// Runs coremltools' judgement over packages; says so loudly when it can't be had.
+/// Runs coremltools on packages; warns if it isn't available.
 fn judge(packages: &Path) {
     let Some(python) = std::env::var_os("ANEC_PYTHON") else {
         anec::base::skipped("coremltools is not asked about packages of one function: ANEC_PYTHON isn't set");

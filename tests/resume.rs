@@ -1,5 +1,5 @@
-//! Conversions that are killed: whatever the moment, what is under the bundle's name is whole, and the same command ends
-//! with the bytes of a run that nobody killed.
+//! Conversions that are killed: whatever the moment, what is under the bundle's name is whole, and the same command
+//! ends with the bytes of a run that nobody killed.
 
 use crate::common::folder;
 #[cfg(target_os = "linux")]
@@ -50,7 +50,7 @@ impl Room {
         json(&self.at(out).join("report.json"))["run"]["resumed_packages"].as_u64().unwrap()
     }
 
-    /// What a conversion gives that nobody disturbs.
+    /// Files of an uninterrupted conversion.
     fn clean(&self, more: &[&str]) -> BTreeMap<String, Vec<u8>> {
         self.finish("clean", more);
         let bundle = bundle(&self.at("clean"));

@@ -45,7 +45,7 @@ fn tokenizer() -> Tokenizer {
     Tokenizer::open(&repository("demo/model/tokenizer.json")).unwrap()
 }
 
-/// What `anec run` writes for a prompt.
+/// Text that `anec run` generates for a prompt.
 fn run_text(prompt: &str, max_tokens: u32) -> String {
     let count = max_tokens.to_string();
     let arguments = ["run", bundle().to_str().unwrap(), "--prompt", prompt, "--max-tokens", &count, "--json"];
@@ -285,7 +285,7 @@ fn a_call_that_is_required_comes_as_one() {
     assert!(deltas.iter().all(|delta| delta["content"].as_str().unwrap_or_default().is_empty()));
     assert_eq!(parts.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
 
-    // the talk goes on with what the function said
+    // the conversation continues with the function's result
     let mut next = request(json!({"tool_choice": "none", "max_tokens": 4}));
     let messages = next["messages"].as_array_mut().unwrap();
     messages.push(choice["message"].clone());

@@ -1,5 +1,5 @@
-//! The parity gate tries ways of calling side by side, and products with weights are shared between them. The report is what
-//! it is when nothing is shared, and what is wrong in one way of calling only is found.
+//! The parity gate tries ways of calling side by side, and products with weights are shared between them. The report is
+//! what it is when nothing is shared, and what is wrong in one way of calling only is found.
 
 use crate::common::folder;
 

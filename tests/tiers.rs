@@ -1,5 +1,5 @@
-//! The tiers of the workspace: a crate depends on crates of lower tiers only. The table of `src/anec/lib.rs` says which tier a
-//! crate is on, and the book's page shows the same table.
+//! Tiers of the workspace: a crate depends on crates of lower tiers only. The table in `src/anec/lib.rs` lists the tier of
+//! each crate, and the book shows the same table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -96,8 +96,8 @@ fn public_types_have_names_of_their_own() {
     assert!(places.is_empty(), "{places:#?}");
 }
 
-/// Files of a crate, as module paths, with those that each one imports from. A module stands for the files below it that
-/// nobody else imports.
+/// Files of a crate, as module paths, with those that each one imports from. A module stands for the files below it
+/// that nobody else imports.
 fn imports(folder: &Path) -> BTreeMap<String, BTreeSet<String>> {
     let mut files = Vec::new();
     rust_files(folder, &mut files);

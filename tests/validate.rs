@@ -129,7 +129,7 @@ fn demo() -> &'static Path {
 
 const LAST: &str = "layers_3_6.mlpackage";
 
-/// What was broken, which gates say so, and the first that each finds.
+/// Records a defect, the gates that catch it, and the first failed check of each.
 fn caught(defect: &str, bundle: &Path, caught: &mut String) {
     let (code, report) = validate(
         bundle.to_str().unwrap(),

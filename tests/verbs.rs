@@ -1,4 +1,4 @@
-//! What each verb prints, for results and for mistakes: snapshots of stdout, stderr and exit code over the demo model.
+//! Output of each verb, for results and for mistakes: snapshots of stdout, stderr and exit code on the demo model.
 
 use crate::common::folder;
 use crate::common::model;

@@ -6,7 +6,7 @@ enum Piece<'a> {
     /// A number with a fraction or an exponent: a measured or computed one.
     Decimal {
         value: f64,
-        /// What its last digit counts.
+        /// Value of one unit of its last digit.
         last: f64,
     },
     /// Anything else: a word, a whole number, a mark.
@@ -52,15 +52,15 @@ fn pieces(line: &str) -> Vec<Piece<'_>> {
     pieces
 }
 
-/// Whether two numbers may stand for each other: by a tenth, cosines by half of what they lack of 1, all by three of their
-/// last digit. Sums in another order, which other processors take, change that much of a rounded result.
+/// Whether two numbers may stand for each other: by a tenth, cosines by half of what they lack of 1, all by three of
+/// their last digit. Sums in another order, which other processors take, change that much of a rounded result.
 fn near(a: f64, b: f64, last: f64) -> bool {
     let room = if (0.5..=1.5).contains(&a) { 0.5 * (1.0 - a).abs() } else { 0.1 * a.abs() };
     (a - b).abs() <= room + 3.01 * last
 }
 
-/// Whether two texts have the same lines but for spaces and for decimals that are [`near`] each other. Seconds, speeds (`N per
-/// second`) and memory of the process are whatever they are.
+/// Whether two texts have the same lines but for spaces and for decimals that are [`near`] each other. Seconds, speeds
+/// (`N per second`) and memory of the process are whatever they are.
 pub fn same(shown: &str, printed: &str) -> bool {
     let (mut shown, mut printed) = (shown.lines(), printed.lines());
     loop {

@@ -14,14 +14,14 @@ use crate::common::folder::{json, repository};
 /// The encoder whose GGUF lacks a part, and is refused.
 const NOT_WHOLE: &str = "bert-reranker";
 
-/// What a family was held against.
+/// Evidence for a family.
 struct Evidence {
     family: &'static str,
     /// `general.architecture` of its GGUF files.
     architectures: Vec<&'static str>,
     /// Small random models whose logits or vectors are compared with transformers'.
     random: usize,
-    /// Those that are read from GGUF, too.
+    /// Models that are also read from GGUF.
     gguf: usize,
 }
 
@@ -92,7 +92,7 @@ fn encoders(family: &str) -> usize {
     folders_of(family).count()
 }
 
-/// Those of them that are read from GGUF, too.
+/// Small encoders that are also read from GGUF.
 fn encoders_from_gguf(family: &str) -> usize {
     let whole = |folder: &PathBuf| folder.join("model.gguf").is_file() && !folder.ends_with(NOT_WHOLE);
     folders_of(family).filter(whole).count()

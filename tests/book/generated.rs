@@ -54,7 +54,7 @@ fn read(path: &str) -> Json {
     serde_yaml::from_str(&text).unwrap()
 }
 
-/// What a row says under a key, as text; nothing if it says nothing.
+/// Value of a row's key as text; empty if absent.
 fn text(row: &Json, key: &str) -> String {
     plain(&row[key])
 }

@@ -1,4 +1,5 @@
-//! Plots of the book, drawn from tables: those of its pages, which other tests hold to measurements, and `src/advice/tables/*.yaml`.
+//! Plots of the book, drawn from tables: those of its pages, which other tests hold to measurements, and
+//! `src/advice/tables/*.yaml`.
 
 use std::fmt::Write;
 
@@ -161,7 +162,7 @@ fn formats() -> String {
     plot.done()
 }
 
-/// What the Neural Engines of Macs read, and what their memories give, of `chips.yaml`.
+/// Bandwidth of Neural Engines and of memory, from `chips.yaml`.
 fn bandwidth() -> String {
     let text = std::fs::read_to_string(repository("src/advice/tables/chips.yaml")).unwrap();
     let chips: Json = serde_yaml::from_str(&text).unwrap();

@@ -6,12 +6,13 @@ use std::process::Command;
 use crate::common::folder::repository;
 use crate::common::http::Server;
 
-/// Has the client do everything in `openai_client.py`, where there is a Python with it; says so loudly where there isn't.
+/// Has the client do everything in `openai_client.py`, where there is a Python with it; says so loudly where there
+/// isn't.
 pub fn check(server: &Server, model: &str) {
     run("tests/openai_client.py", server, model);
 }
 
-/// The same with another script.
+/// Runs another script with the client.
 pub fn run(script: &str, server: &Server, model: &str) {
     let skip = |why: &str| {
         // past the test harness, which would keep it to itself

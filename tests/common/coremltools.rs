@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What the judge says of one package.
+/// Verdict of coremltools on one package.
 pub struct Verdict {
     /// The package's name, without extension.
     pub package: String,
-    /// Its line: functions with their ops and lengths, errors, warnings.
+    /// Output line: functions with their ops and lengths, errors, warnings.
     pub json: serde_json::Value,
 }
 
@@ -25,7 +25,7 @@ pub fn judge(python: &Path, packages: &Path) -> Vec<Verdict> {
     judge_at(python, packages, "ends")
 }
 
-/// The same at some lengths, which all flexible dimensions have in common; at none, sizes stay unknown.
+/// Judges every package at the given lengths, which all flexible dimensions share; without lengths, sizes stay unknown.
 pub fn judge_at(python: &Path, packages: &Path, lengths: &str) -> Vec<Verdict> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/oracle/check_package.py");
     let output = Command::new(python).arg(script).args(["--lengths", lengths]).arg(packages).output();
@@ -48,7 +48,7 @@ pub fn judge_at(python: &Path, packages: &Path, lengths: &str) -> Vec<Verdict> {
 }
 
 impl Verdict {
-    /// What is wrong, and with `strict` what is odd, a line each.
+    /// Errors, and with `strict` warnings, one per line.
     pub fn complaints(&self, strict: bool) -> String {
         let kinds = if strict { &["errors", "warnings"][..] } else { &["errors"] };
         let lists = kinds.iter().flat_map(|kind| self.json[kind].as_array().unwrap());

@@ -1,4 +1,4 @@
-//! What anybody's bytes go through, short of being run. The tests of damage and the fuzz targets share it.
+//! Processing of untrusted bytes short of running them, shared by the damage tests and the fuzz targets.
 
 use std::path::Path;
 

@@ -26,7 +26,7 @@ pub fn run(arguments: &[&str]) -> (i32, String, String) {
     finish(anec().args(arguments).output().unwrap())
 }
 
-/// What a finished program gave.
+/// Exit code, stdout and stderr of a finished program.
 pub fn finish(output: Output) -> (i32, String, String) {
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))

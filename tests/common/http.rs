@@ -1,4 +1,4 @@
-//! A client that does what it is told, right or wrong, and a server to talk with.
+//! HTTP client that sends any bytes, valid or not, and a test server.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -96,7 +96,8 @@ impl Server {
     #[cfg(target_os = "linux")]
     pub fn ticks(&self) -> u64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-        // the name, in parentheses, may hold anything; the times in user and kernel mode are the 12th and 13th field after it
+        // the name, in parentheses, may hold anything; the times in user and kernel mode are the 12th and 13th field
+        // after it
         let fields = stat.rsplit(')').next().unwrap().split_whitespace();
         fields.skip(11).take(2).map(|field| field.parse::<u64>().unwrap()).sum()
     }

@@ -9,18 +9,18 @@ use libc::{c_int, c_long, pid_t};
 /// How a process ended.
 #[derive(Debug, PartialEq, Eq)]
 pub enum End {
-    /// It was killed at its step.
+    /// Killed at its step.
     Killed,
-    /// It ended by itself before the step, with this status.
+    /// Exited before the step, with this status.
     Itself(c_int),
 }
 
-/// What counts as a step.
+/// Definition of a step.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Steps {
     /// Every call that makes, names, removes, writes or resizes a file.
     All,
-    /// Those that change names: make, rename, remove.
+    /// System calls that change names: create, rename, remove.
     Names,
 }
 
@@ -84,7 +84,7 @@ fn wait() -> io::Result<(pid_t, c_int)> {
     Ok((task, status))
 }
 
-/// What the system tells of a stop at a system call (`struct ptrace_syscall_info` of Linux).
+/// Information about a stop at a system call (`struct ptrace_syscall_info` of Linux).
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Call {

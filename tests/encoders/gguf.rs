@@ -1,5 +1,6 @@
-//! Encoders, embedding models and rerankers from GGUF: files as llama.cpp's converter writes them, made with its gguf package, give
-//! what transformers computes of the same values, and their tokenizers the ids of the tokenizers that they were made of.
+//! Encoders, embedding models and rerankers from GGUF: files as llama.cpp's converter writes them, made with its gguf
+//! package, give what transformers computes of the same values, and their tokenizers the ids of the tokenizers that
+//! they were made of.
 
 use super::*;
 use crate::common::gguf::Parts;
@@ -19,7 +20,7 @@ fn file(case: &str) -> PathBuf {
     fixture(case).join("model.gguf")
 }
 
-/// What is done to a file.
+/// Change of a GGUF file.
 type Change<'a> = &'a dyn Fn(&mut Parts);
 
 /// The error of a conversion.
@@ -168,7 +169,8 @@ fn a_file_without_types_of_tokens_has_none() {
     assert!(cosine(&zeros, &none) > 0.999_999_9);
 }
 
-/// A file of the published model, made with the gguf package, gives the vectors and ids of its folder and of transformers.
+/// A file of the published model, made with the gguf package, gives the vectors and ids of its folder and of
+/// transformers.
 #[test]
 fn the_published_minilm_gives_the_vectors_of_transformers() {
     let Some(source) = testing::real_model("all-minilm-l6-v2") else { return };

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::common::folder::{json, repository};
 
-/// What a fixture is, by what it gives.
+/// Kind of model, by its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Logits of every token, call by call.
@@ -21,11 +21,11 @@ pub enum Kind {
 /// A small model, and what transformers computes of it.
 #[derive(Clone, Debug)]
 pub struct Fixture {
-    /// Its folder.
+    /// Folder of the fixture.
     pub folder: PathBuf,
-    /// What transformers computes.
+    /// Reference computed by transformers.
     pub golden: PathBuf,
-    /// What it is.
+    /// Kind of model.
     pub kind: Kind,
     family: String,
     tokens: u64,
@@ -64,8 +64,8 @@ pub fn fixtures() -> BTreeMap<String, Vec<Fixture>> {
     families
 }
 
-/// Number formats, and how near the logits stay to those of unquantized weights at least, over a whole text. The weights of
-/// these models are noise, which few levels hold badly, and a router may choose another expert.
+/// Number formats, and how near the logits stay to those of unquantized weights at least, over a whole text. The
+/// weights of these models are noise, which few levels hold badly, and a router may choose another expert.
 const QUANTS: [(&str, f64); 8] = [
     // scaled weights and tables of the host are rounded to fp16
     ("{weights: none}", 0.99995),
@@ -154,8 +154,8 @@ pub fn combination(draw: &mut Draw, fixtures: &[Fixture]) -> Combination {
     if recurrent && state != "host" {
         set("recurrent_states", draw.one_of(&["state", "input_output"]));
     }
-    // a recurrence can't be given tokens that aren't there, so that it needs calls of one; nor has a context that ends with the
-    // text room for them
+    // a recurrence can't be given tokens that aren't there, so that it needs calls of one; nor has a context that ends
+    // with the text room for them
     let lengths = draw.below(if recurrent || dynamic { 4 } else { 5 });
     let (lengths, sizes): (&str, &[u64]) = [
         ("{range: [1, 4]}", &[4, 3, 1][..]),

@@ -1,4 +1,4 @@
-//! What prints is read again as the same program, but for data that the text leaves out.
+//! Printed programs parse to the same program, except for data that the text omits.
 
 use std::path::Path;
 use std::sync::Arc;

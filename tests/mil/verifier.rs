@@ -37,7 +37,7 @@ fn result(function: &Function, operator: &str) -> ValueId {
     function.block.ops[first(function, operator)].outputs[0]
 }
 
-/// What a parameter of the first op of an operator is bound to.
+/// Value bound to a parameter of the first op with this operator.
 fn operand(function: &Function, operator: &str, parameter: &str) -> ValueId {
     match function.block.ops[first(function, operator)].input(parameter) {
         Some(Binding::Value(id)) => *id,
@@ -64,7 +64,7 @@ fn tensor(function: &mut Function, id: ValueId) -> &mut TensorType {
     }
 }
 
-/// What is broken, how, the op or value that must be named, and the problem.
+/// Name of a defect, the change, the op or value that must be named, and the problem.
 type Break = (&'static str, fn(&mut Function), &'static str, &'static str);
 
 const BREAKS: &[Break] = &[
