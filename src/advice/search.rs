@@ -1,8 +1,8 @@
 //! Search for the manifest with the least predicted time on chips.
 //!
-//! The search chooses the division of the layers (exactly, as a shortest path), the pieces of the LM head, numbers of tokens of
-//! calls, contexts, and the forms of states and weights. Forms that rules expect to leave the Neural Engine of one of
-//! the chips are excluded; of forms with equal time the one with the fewest doubtful rules is taken.
+//! The search chooses the division of the layers (exactly, as a shortest path), the pieces of the LM head, numbers of
+//! tokens of calls, contexts, and the forms of states and weights. Forms that rules expect to leave the Neural Engine
+//! of one of the chips are excluded; of forms with equal time the one with the fewest doubtful rules is taken.
 
 pub mod forms;
 pub mod layers;
@@ -95,13 +95,11 @@ impl Diagnostic for SearchError {
 
     fn help(&self) -> Option<String> {
         let help = match self {
-            SearchError::NoChip => "name one: `--for m4-max`",
-            SearchError::NoText { .. } => "`anec plan --for` predicts the speed of the manifest as it is",
-            SearchError::Experts => "use `experts: packed`, or `anec plan --for` with the manifest as it is",
-            SearchError::Plan => {
-                "leave `quant.plan` out, or search with the manifest that `anec quant --plan … --out` writes, whose formats stay"
-            }
-            SearchError::Nothing { .. } => "allow more: `--max-mb`, `--max-memory-mb`, `--least-bits`, fewer chips",
+            SearchError::NoChip => "name one, for example m4-max",
+            SearchError::NoText { .. } => "`predict` predicts the speed of the manifest as it is",
+            SearchError::Experts => "use `experts: packed`, or `predict` with the manifest as it is",
+            SearchError::Plan => "leave `quant.plan` out, or search with a manifest of planned formats, which stay",
+            SearchError::Nothing { .. } => "raise the limits (`SearchLimits`), or name fewer chips",
         };
         Some(help.into())
     }

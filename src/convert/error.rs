@@ -10,7 +10,7 @@ use anec_bundle::BundleError;
 #[non_exhaustive]
 pub enum ConvertError {
     /// No source was given.
-    #[error("no source: the manifest names none, and --source isn't given")]
+    #[error("no source is given")]
     NoSource,
     /// `numerics.scale: auto` needs a measurement first.
     #[error("`numerics.scale: auto` needs a run of the model, which has not been made")]
@@ -154,8 +154,6 @@ pub enum ConvertError {
     NoCompiler(String),
 }
 
-impl ConvertError {}
-
 impl Diagnostic for ConvertError {
     fn fault(&self) -> Fault {
         match self {
@@ -186,18 +184,18 @@ impl Diagnostic for ConvertError {
 
     fn help(&self) -> Option<String> {
         Some(match self {
-            ConvertError::NoSource => "give --source PATH, or `source:` in the manifest".into(),
+            ConvertError::NoSource => "set `source` in the manifest".into(),
             ConvertError::NotCalibrated => {
-                "`anec convert` makes it; a library caller uses `Converter`, or `quant.feedback: none`".into()
+                "convert with `Converter`, which makes it, or set `quant.feedback: none`".into()
             }
             ConvertError::NotPlanned => {
-                "`anec convert` makes them; a library caller uses `Converter`, or leaves the plan out".into()
+                "convert with `Converter`, which makes them, or leave the plan out".into()
             }
             ConvertError::QuantLayers { layers, .. } => {
                 format!("ranges are [first, one past the last]; the last one ends with {layers} at most")
             }
             ConvertError::ScaleNotMeasured => {
-                "`anec convert` measures it; a library caller gives the factor of `validate::numerics`".into()
+                "convert with `Converter`, which measures it, or set the factor".into()
             }
             ConvertError::LayerTooLarge { megabytes, .. } => format!(
                 "raise `shards.max_mb` to {} or more, quantize (`quant.weights: int8`), or put attention and feed-forward \
@@ -214,10 +212,10 @@ impl Diagnostic for ConvertError {
                 format!("ranges are [first, one past the last]; the last one ends with {layers}")
             }
             ConvertError::TooManyPieces { .. } => "ask for fewer pieces, or leave `lm_head.split` at auto".into(),
-            ConvertError::NotABundle(_) => "choose another folder with --out".into(),
-            ConvertError::NotOurs(_) => "move it away, or choose another folder with --out".into(),
-            ConvertError::Busy(_) => "wait until it ends, or name another folder with --out".into(),
-            ConvertError::Exists { .. } => "--force replaces it; --out names another folder".into(),
+            ConvertError::NotABundle(_) => "choose another folder".into(),
+            ConvertError::NotOurs(_) => "move it away, or choose another folder".into(),
+            ConvertError::Busy(_) => "wait until it ends, or choose another folder".into(),
+            ConvertError::Exists { .. } => "replace it with `force`, or choose another folder".into(),
             ConvertError::File(error) => return error.help(),
             ConvertError::Bundle(error) => return error.help(),
             ConvertError::Compiler { .. } => {
@@ -228,7 +226,7 @@ impl Diagnostic for ConvertError {
                 "add it: `lengths: { range: [1, 4] }` or `lengths: { fixed: [1, 64] }`".into()
             }
             ConvertError::NoCompiler(_) => {
-                "run `anec compile BUNDLE` on a Mac that has Xcode or its command line tools".into()
+                "compile the bundle on a Mac that has Xcode or its command line tools".into()
             }
             ConvertError::Graph { .. } => "this is a defect of anec; please report it with the manifest".into(),
             ConvertError::SameToken { .. } => "the tokenizer is damaged; download it again".into(),

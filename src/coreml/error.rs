@@ -62,9 +62,7 @@ impl Diagnostic for CoreMlError {
         let help = match self {
             CoreMlError::File(error) => return error.help(),
             CoreMlError::Unavailable(_) => "a Mac with macOS 15 or later has it",
-            CoreMlError::Plan { .. } => {
-                "take a new one on a Mac: anec validate BUNDLE --residency --plan-out plan.json"
-            }
+            CoreMlError::Plan { .. } => "take a new one on a Mac",
             _ => return None,
         };
         Some(help.into())

@@ -85,9 +85,9 @@ impl Diagnostic for ProbeError {
 
     fn help(&self) -> Option<String> {
         let help = match self {
-            ProbeError::Report { .. } => "`anec doctor --probe FILE` writes one, on a Mac",
+            ProbeError::Report { .. } => "run the experiments on a Mac, which writes one",
             ProbeError::OtherMachine { .. } => "give another file: results of a machine and a build stay together",
-            ProbeError::Unknown(_) => "`anec doctor --experiments` lists them",
+            ProbeError::Unknown(_) => "`experiments()` lists them",
         };
         Some(help.into())
     }

@@ -35,7 +35,7 @@ pub enum ManifestError {
         suggestion: Option<String>,
     },
     /// Override that isn't `key=value`.
-    #[error("`--set {given}`: expected key=value, for example quant.granularity=per_channel")]
+    #[error("override `{given}`: expected key=value, for example quant.granularity=per_channel")]
     Override {
         /// Override as the user gave it.
         given: String,
@@ -75,7 +75,7 @@ impl Diagnostic for ManifestError {
     fn help(&self) -> Option<String> {
         match self {
             ManifestError::NotFound { like, .. } => Some(match &like[..] {
-                [] => "`anec manifests` lists the built-in ones".into(),
+                [] => "`builtin::names` lists the built-in ones".into(),
                 [first @ .., last] => {
                     let first: Vec<String> = first.iter().map(|name| format!("`{name}`")).collect();
                     let or = if first.is_empty() { "" } else { " or " };
@@ -85,7 +85,7 @@ impl Diagnostic for ManifestError {
             ManifestError::Syntax { suggestion: Some(name), .. } => Some(format!("did you mean `{name}`?")),
             ManifestError::Value { advice: Some(advice), .. } => Some(advice.clone()),
             ManifestError::Syntax { .. } | ManifestError::Value { .. } | ManifestError::Override { .. } => {
-                Some("`anec schema manifest` describes every key".into())
+                Some("the manifest's JSON Schema describes every key".into())
             }
             ManifestError::Unreadable { .. } => Some("a manifest is a text file that may be read".into()),
         }

@@ -126,7 +126,7 @@ fn suggestion(error: &serde_yaml::Error) -> Option<String> {
 fn apply(tree: &mut Json, given: &str) -> Result<(), ManifestError> {
     let wrong = || ManifestError::Override { given: given.to_owned() };
     let (path, value) = given.split_once('=').ok_or_else(wrong)?;
-    let value: Json = parse::<Option<Json>>(value, &format!("--set {given}"))?.unwrap_or(Json::Null);
+    let value: Json = parse::<Option<Json>>(value, &format!("override {given}"))?.unwrap_or(Json::Null);
     let keys: Vec<&str> = path.trim().split('.').collect();
     let (last, parents) = keys.split_last().ok_or_else(wrong)?;
     // no valid path is this long, and trees are dropped recursively
@@ -159,7 +159,7 @@ fn object(node: &mut Json) -> &mut serde_json::Map<String, Json> {
 fn typed(tree: &Json, given: &str) -> Result<Manifest, ManifestError> {
     let text = serde_yaml::to_string(tree).unwrap_or_default();
     serde_yaml::from_str(&text).map_err(|e| ManifestError::Syntax {
-        origin: format!("--set {given}"),
+        origin: format!("override {given}"),
         // line and column would refer to text that the user never saw
         message: without_location(&e),
         suggestion: suggestion(&e),
@@ -393,13 +393,13 @@ quant:
     fn a_wrong_override_is_named_with_a_suggestion() {
         let error = read("", &["quant.granularty=per_channel"]).unwrap_err();
         let text = error.to_string();
-        assert!(text.contains("--set quant.granularty=per_channel"), "{text}");
+        assert!(text.contains("override quant.granularty=per_channel"), "{text}");
         assert!(text.contains("unknown key `granularty`"), "{text}");
         assert_eq!(error.help().as_deref(), Some("did you mean `granularity`?"));
         assert!(matches!(read("", &["context"]).unwrap_err(), ManifestError::Override { .. }));
         assert!(matches!(read("", &["a..b=1"]).unwrap_err(), ManifestError::Override { .. }));
         let error = read("", &["context=many"]).unwrap_err().to_string();
-        assert!(error.contains("--set context=many"), "{error}");
+        assert!(error.contains("override context=many"), "{error}");
     }
 
     #[test]
@@ -407,7 +407,7 @@ quant:
         let error = Manifest::open("phi4-mino", &[]).unwrap_err();
         assert_eq!(error.help().as_deref(), Some("did you mean `phi4-mini`?"));
         let error = Manifest::open("/nowhere/at/all.yaml", &[]).unwrap_err();
-        assert_eq!(error.help().as_deref(), Some("`anec manifests` lists the built-in ones"));
+        assert_eq!(error.help().as_deref(), Some("`builtin::names` lists the built-in ones"));
     }
 
     #[test]

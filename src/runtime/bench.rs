@@ -79,15 +79,15 @@ impl BenchmarkOptions {
         usual.dedup();
         let mut all = Vec::new();
         for &prompt in self.prefill.as_ref().unwrap_or(&usual) {
-            let prompt = within(format!("--prefill {prompt}"), prompt, context)?;
+            let prompt = within(format!("prefill {prompt}"), prompt, context)?;
             all.push(Lengths { prompt, generated: 0, depth: 0 });
         }
         for &depth in &self.depth {
             // a text has at least one token
-            let depth = within(format!("--depth {depth}"), depth, context.saturating_sub(1))?;
+            let depth = within(format!("depth {depth}"), depth, context.saturating_sub(1))?;
             let most = context - depth;
             for &generated in self.decode.as_ref().unwrap_or(&vec![DECODE.min(most)]) {
-                let wanted = format!("--decode {generated} after --depth {depth}");
+                let wanted = format!("decode {generated} after depth {depth}");
                 all.push(Lengths { prompt: 0, generated: within(wanted, generated, most)?, depth });
             }
         }
@@ -392,13 +392,13 @@ mod tests {
         let prompts = |prefill| BenchmarkOptions { prefill: Some(vec![prefill]), ..usual.clone() };
         assert_eq!(names(&prompts(128), 128).unwrap(), ["pp128", "tg32"]);
         for (options, named) in [
-            (prompts(129), "--prefill 129 has to be from 1 to 128: "),
-            (prompts(0), "--prefill 0 has to be from 1 to 128: "),
-            (BenchmarkOptions { depth: vec![600], ..usual.clone() }, "--depth 600 has to be from 1 to 127: "),
-            (BenchmarkOptions { depth: vec![0], ..usual.clone() }, "--depth 0 has to be from 1 to 127: "),
+            (prompts(129), "prefill 129 has to be from 1 to 128: "),
+            (prompts(0), "prefill 0 has to be from 1 to 128: "),
+            (BenchmarkOptions { depth: vec![600], ..usual.clone() }, "depth 600 has to be from 1 to 127: "),
+            (BenchmarkOptions { depth: vec![0], ..usual.clone() }, "depth 0 has to be from 1 to 127: "),
             (
                 BenchmarkOptions { decode: Some(vec![64]), depth: vec![100], ..usual.clone() },
-                "--decode 64 after --depth 100 has to be from 1 to 28: ",
+                "decode 64 after depth 100 has to be from 1 to 28: ",
             ),
         ] {
             let error = names(&options, 128).unwrap_err();

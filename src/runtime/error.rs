@@ -244,37 +244,35 @@ impl Diagnostic for RuntimeError {
             RuntimeError::File(error) => return error.help(),
             RuntimeError::Bundle { .. } => "convert the model again, or unpack the bundle again",
             RuntimeError::SeveralBundles { .. } => "name one of them",
-            RuntimeError::NoBundle { .. } => "give the folder that `anec convert` wrote",
+            RuntimeError::NoBundle { .. } => "give the folder of a bundle, which has a bundle.json",
             RuntimeError::ContextFull { .. } | RuntimeError::TextTooLong { .. } => {
-                "give a shorter text, or a smaller --max-tokens where one is written, or convert with a larger `context` in \
+                "give a shorter text, or a smaller number of tokens to generate, or convert with a larger `context` in \
                  the manifest"
             }
             RuntimeError::BenchmarkLength { .. } => {
                 "give a length in that range, or convert with a larger `context` in the manifest"
             }
             RuntimeError::Memory { .. } => {
-                "raise --max-memory-mb, or convert into smaller packages (`shards`, `lm_head.split`)"
+                "raise the memory limit, or convert into smaller packages (`shards`, `lm_head.split`)"
             }
             RuntimeError::Chunk { .. } => "sizes come from `lengths` in the manifest that the bundle was made with",
-            RuntimeError::LabelsTokens { .. } => "use `anec classify`, `anec redact` or `anec logits`",
-            RuntimeError::GivesVectors { .. } => "use `anec embed`",
-            RuntimeError::LabelsTexts { .. } => "use `anec classify`",
+            RuntimeError::LabelsTokens { .. } => "classify or redact with it",
+            RuntimeError::GivesVectors { .. } => "compute embeddings with it",
+            RuntimeError::LabelsTexts { .. } => "classify texts with it",
             RuntimeError::NoEmbedding { .. } => {
                 "convert an encoder, or a folder whose modules.json says how sentence-transformers pools"
             }
             RuntimeError::NoTextLabels { .. } => "convert a model …ForSequenceClassification",
             RuntimeError::NoLabels { .. } => {
-                "use `anec run`, or `anec embed` for vectors; `anec classify` and `anec redact` are for classifiers"
+                "generate text or compute embeddings with it; only classifiers label texts"
             }
             RuntimeError::Window { .. } => {
                 "convert with a larger `lengths` in the manifest, or fewer layers in each package (`shards`)"
             }
             RuntimeError::UnlikeTokenizers { .. } => "compare bundles of the same model",
-            RuntimeError::NoEnergy { .. } => {
-                "it needs macOS' powermetrics and root: `sudo anec bench --energy`, or leave out --energy"
-            }
-            RuntimeError::NoTokenizer { .. } => "give token ids, by --tokens or `anec run --ids`",
-            RuntimeError::NoChatTemplate { .. } => "`anec run --prompt` without --chat continues a text as it is",
+            RuntimeError::NoEnergy { .. } => "it needs macOS' powermetrics and root; or measure without energy",
+            RuntimeError::NoTokenizer { .. } => "give token ids instead of text",
+            RuntimeError::NoChatTemplate { .. } => "give a prompt instead of messages",
             _ => return None,
         };
         Some(help.into())

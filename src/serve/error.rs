@@ -63,7 +63,7 @@ pub enum ServeError {
         field: &'static str,
     },
     /// Request of a web page whose origin isn't allowed.
-    #[error("pages of `{origin}` may not use this server; --cors allows them")]
+    #[error("pages of `{origin}` may not use this server; its options allow origins (CORS)")]
     ForeignOrigin {
         /// Origin of the page.
         origin: String,
@@ -273,8 +273,8 @@ impl Diagnostic for ServeError {
 
     fn help(&self) -> Option<String> {
         let help = match self {
-            ServeError::Listen { .. } => "choose another --port or --host",
-            ServeError::Socket { .. } => "choose another path for --socket, in a folder that may be written to",
+            ServeError::Listen { .. } => "choose another address or port",
+            ServeError::Socket { .. } => "choose another path, in a writable folder",
             _ => return None,
         };
         Some(help.into())

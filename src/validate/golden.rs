@@ -77,7 +77,7 @@ impl Diagnostic for GoldenError {
     }
 
     fn help(&self) -> Option<String> {
-        Some("goldens are written by `anec golden`, or by tools/export_golden.py from transformers".into())
+        Some("compute one with `GoldenBuilder`, or from transformers with tools/export_golden.py".into())
     }
 }
 

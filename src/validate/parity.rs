@@ -370,7 +370,7 @@ fn chunkings(session: &TokenSession) -> Vec<CallPlan> {
 
 /// Report of the gate without a golden.
 pub fn without_golden() -> GateReport {
-    let reason = "no golden is given (--golden FILE)";
+    let reason = "no golden is given";
     let check = Check::unproven("bundle", "logits agree with a golden", reason);
     debug_assert_eq!(check.verdict, Verdict::Unproven);
     GateReport::new(GATE, vec![check])

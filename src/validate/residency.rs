@@ -28,7 +28,7 @@ const CLAIM: &str = "every compute op prefers the Neural Engine";
 
 /// Report of the gate without a plan.
 pub fn without_plan() -> GateReport {
-    let reason = "only Core ML on a Mac can tell; a plan that was taken there can be judged here (--plan FILE)";
+    let reason = "only Core ML on a Mac can tell; a plan that was taken there can be judged here";
     GateReport::new(GATE, vec![Check::unproven("bundle", CLAIM, reason)])
 }
 
