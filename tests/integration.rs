@@ -66,3 +66,4 @@ mod tiers;
 mod token_classifier;
 mod validate;
 mod verbs;
+mod words;

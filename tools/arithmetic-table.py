@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The table of book/src/arithmetic.md: what the simulated Neural Engine makes of small models of every family, and of real ones.
+"""Table of book/src/arithmetic.md: small models of every family, and real ones, on the simulated Neural Engine.
 
     tools/arithmetic-table.py target/release/anec [MODEL.gguf …] > rows.md
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 FIXTURES = Path(__file__).parent.parent / "tests/fixtures/families"
 
-# What a conversion is told beside its source, by the column's title.
+# Manifest keys of a conversion, by the column's title.
 FORMS = {
     "default": [],
     "`activations: native`": ["--set", "activations=native"],
@@ -25,12 +25,12 @@ FORMS = {
 
 
 def simulated(anec, source, labels, form, room):
-    """Smallest cosine of the logits, and what departs first."""
+    """Smallest cosine of the logits, and the first op that differs."""
     if labels and "--for" in form:
         return "not searched"
     bundle = Path(room) / "model.anec"
-    convert = [anec, "convert", "--source", source, "--out", bundle, "--no-compile", "--force", *form]
-    # a classifier sees a text on both sides, in one call
+    convert = [anec, "convert", "--no-measure", "--source", source, "--out", bundle, "--no-compile", "--force", *form]
+    # a classifier attends to both sides of a text, in one call
     convert += ["--set", "context=48", "--set", "lengths.range=[1,48]"] if labels else ["--set", "context=256"]
     done = subprocess.run(convert, capture_output=True, text=True)
     if done.returncode:

@@ -3,8 +3,8 @@
 #
 #   tools/arm-test.sh [arguments of the tests…]
 #
-# Elsewhere it takes Debian's packages qemu-user-static and gcc-aarch64-linux-gnu; QEMU's processor has what Apple's have
-# of the instructions that the kernels use: dotprod and i8mm. That says whether they are right, and nothing of how fast they are.
+# On other processors it needs Debian's packages qemu-user-static and gcc-aarch64-linux-gnu. QEMU's processor has the
+# instructions of Apple's that the kernels use (dotprod and i8mm), so the tests show correctness, not speed.
 #
 # Exit codes: cargo's; 3 if the tests could not be run here.
 set -euo pipefail

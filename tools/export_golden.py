@@ -108,8 +108,8 @@ def golden(model, tokens, hidden=True):
         return lambda _module, _args, output: keep(index, output[0] if isinstance(output, tuple) else output)
 
     if hidden:
-        # output_hidden_states is no help: its last entry has passed the final norm, and a multiplier of the embedding may be
-        # applied before or after its first.
+        # output_hidden_states doesn't fit: its last entry has passed the final norm, and a multiplier of the embedding
+        # may be applied before or after its first.
         base = getattr(model.base_model, "language_model", model.base_model)
         layers = base.encoder.layer if hasattr(base, "encoder") else base.layers
         embeddings = getattr(base, "embeddings", None)

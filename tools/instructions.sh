@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Counts the instructions that a program of another profile takes, and compares them with those that tests/instructions.rs keeps of
-# `release`: what users get must not be slower than what is tested.
+# Counts the instructions that a program of another profile takes, and compares them with those that
+# tests/instructions.rs keeps of `release`: what users get must not be slower than what is tested.
 #
 #   tools/instructions.sh PROGRAM      # Linux on x86-64, with valgrind and Python
 #
@@ -21,7 +21,7 @@ prompt() { # TOKENS
 }
 
 "$program" convert -m demo --no-compile -o "$room/demo.anec" >/dev/null 2>&1
-conversion=$(count convert -m demo -o "$room/again.anec" --set quant.granularity=per_channel --no-compile --threads 1)
+conversion=$(count convert -m demo -o "$room/again.anec" --set quant.granularity=per_channel --no-compile --no-measure --threads 1)
 few=$(prompt 8) many=$(prompt 200)
 python3 - "$conversion" $(((many - few) / 192)) <<'PY'
 import json, sys

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Type-checks anec for aarch64-apple-darwin on a machine that is no Mac, or lints or links it; or checks it for iOS.
+# Type-checks, lints or links anec for aarch64-apple-darwin on another system; or checks it for iOS.
 #
 #   tools/mac-check.sh [--ios] [--clippy | --link] [cargo arguments…]
 #
-# What is under cfg(target_os = "macos") can't run elsewhere, but it can be compiled, so that a Mac sees it compile.
-# --ios takes aarch64-apple-ios, which has no program to link: `--ios -p anec-bindings` checks what apps are linked with.
+# Code under cfg(target_os = "macos") can't run elsewhere, but it can be compiled.
+# --ios uses aarch64-apple-ios, which has no program to link: `--ios -p anec-bindings` checks the library for apps.
 #
-# The standard library for the target is the prebuilt one where rustup has it (`rustup target add aarch64-apple-darwin`), or
-# else compiled from source (tools/std-source.sh). C and Objective-C of build scripts is not compiled: a stand-in compiler
-# writes empty objects, which is all that a check needs.
+# The standard library for the target is the prebuilt one where rustup has it (`rustup target add
+# aarch64-apple-darwin`), or else compiled from source (tools/std-source.sh). C and Objective-C of build scripts is not
+# compiled: a stand-in compiler writes empty objects, which is all that a check needs.
 #
 # --link makes a real, ad-hoc signed Mach-O executable with rustup's own rust-lld. PyPI's ziglang gives a C compiler and
-# the symbols of libSystem; the symbols of the Objective-C runtime and of the frameworks are taken from the objc2 crates.
+# the symbols of libSystem; the symbols of the Objective-C runtime and of the frameworks are taken from the objc2
+# crates.
 #
 # Exit codes: cargo's; 3 if the check could not be done here.
 set -euo pipefail

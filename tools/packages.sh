@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Packs every crate that is published, as the registry would get it, and says how large the packages are.
+# Packs every published crate as for the registry, and prints the sizes of the packages.
 #
 #   tools/packages.sh            # packs them: are all files that the sources include there, is none too large?
 #   tools/packages.sh --verify   # also compiles each from its package alone; takes as long as building everything
 #
-# What isn't committed is packed, too. Uploads nothing.
+# Includes uncommitted files. Uploads nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 most=10000000 # bytes that the registry takes

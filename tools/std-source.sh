@@ -1,7 +1,7 @@
-# Sourced by scripts that compile for another target: `std_for TARGET` leaves in `std` the arguments with which cargo finds
-# the target's standard library, none where rustup has it. Where it doesn't, it is compiled from source (-Zbuild-std): the
-# rust-src component, or else Debian's package rust-src of the very version of rustc, verified by apt's signatures.
-# Needs `cache`, a folder, and `say`, which prints a line. Ends with status 3 if there is no library.
+# Sourced by scripts that compile for another target: `std_for TARGET` leaves in `std` the arguments with which cargo
+# finds the target's standard library, none where rustup has it. Where it doesn't, it is compiled from source
+# (-Zbuild-std): the rust-src component, or else Debian's package rust-src of the very version of rustc, verified by
+# apt's signatures. Needs `cache`, a folder, and `say`, which prints a line. Ends with status 3 if there is no library.
 
 # The source of the standard library, into a folder of its own: from Debian.
 fetch_std() {

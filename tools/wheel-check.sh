@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs a wheel where there is nothing but Python, and uses it: the program converts and runs the demo model, and the bindings
-# write a text with it.
+# Installs a wheel on a system with nothing but Python, and uses it: the program converts and runs the demo model, and
+# the bindings generate text with it.
 #
 #   tools/wheel-check.sh FOLDER|FILE    # a wheel, or a folder that has one for this machine
 #

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Builds the Python wheel: the program, and the bindings as the module `anec`. Installs it where nothing else is, and tests what it
-# installed.
+# Builds the Python wheel: the program, and the bindings as the module `anec`. Installs it where nothing else is, and
+# tests what it installed.
 #
 #   tools/wheel.sh [--tested] [FOLDER]      # the folder gets the wheel; a temporary one if none is given
 #
-# The wheel holds the release profile. --tested packs what `cargo test --workspace` built, so that CI builds nothing a second
-# time. ANEC_WHEEL_OPTIONS are maturin's; without them, the wheel is for this machine: which
-# others it is for, the release workflow decides. Needs Python with venv, and cargo.
+# The wheel holds the release profile. --tested packs what `cargo test --workspace` built, so that CI builds nothing a
+# second time. ANEC_WHEEL_OPTIONS are maturin's; without them, the wheel is for this machine: which others it is for,
+# the release workflow decides. Needs Python with venv, and cargo.
 #
-# Exit codes: 3 if maturin can't be had here; that of what failed.
+# Exit codes: 3 if maturin isn't available; otherwise that of the failed command.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tested=
@@ -39,11 +39,11 @@ cat >"$room/bin/cargo" <<SHIM
 case " \$* " in *" rustc "*) exec cat "$room/built";; *) exec "$(command -v cargo)" "\$@";; esac
 SHIM
 chmod +x "$room/bin/cargo"
-# maturin asks cargo for the program, and is told what that build said of it
+# maturin asks cargo for the program and gets the messages of that build
 paths=$(python3 - "$messages" "$room/built" <<'PY'
 import json, sys
 found = [json.loads(line) for line in open(sys.argv[1]) if line.startswith("{")]
-# neither tests' own programs nor examples are it: maturin packs the last that it is told of, and they come in any order
+# without programs of tests and examples: maturin packs the last program in the messages, whose order varies
 found = [m for m in found if not m.get("profile", {}).get("test") and m.get("target", {}).get("kind") != ["example"]]
 open(sys.argv[2], "w").writelines(json.dumps(m) + "\n" for m in found)
 targets = [(m["target"], m) for m in found if m["reason"] == "compiler-artifact"]

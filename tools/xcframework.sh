@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Makes what Swift apps are linked with: swift/AnecFFI.xcframework and swift/Sources/Anec/anec.swift.
 #
-#   tools/xcframework.sh                  # on a Mac with Xcode, for macOS, iOS and iOS' simulator, all arm64
-#   tools/xcframework.sh --check SWIFTC   # on Linux or a Mac: type-checks with a Swift compiler what has no windows, links it with
-#                                         # the library of this machine, runs it, and compares its text with that of `anec run`
+#   tools/xcframework.sh                  # on a Mac with Xcode: macOS, iOS and iOS' simulator, all arm64
+#   tools/xcframework.sh --check SWIFTC   # on Linux or a Mac: type-checks the module, links it with the library of this
+#                                         # machine, runs it, and compares its text with that of `anec run`
 #
-# The frameworks have the release profile, --check takes what the tests built. Needs Python with venv: uniffi-bindgen comes from PyPI, in
-# the version of tests/requirements.txt.
+# The frameworks have the release profile, --check takes what the tests built. Needs Python with venv: uniffi-bindgen
+# comes from PyPI, in the version of tests/requirements.txt.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=$(cargo metadata -q --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')

@@ -1,5 +1,5 @@
-//! Advice about the Neural Engine: which chips there are, what keeps a program off them, how fast a conversion would be,
-//! and which form of a model is fastest. All of it is prediction from published sources, and none of it is proof.
+//! Advice about the Neural Engine: which chips there are, what keeps a program off them, how fast a conversion would
+//! be, and which form of a model is fastest. All of it is prediction from published sources, and none of it is proof.
 //!
 //! ```
 //! use anec_advice::ChipTable;
@@ -13,7 +13,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`chips`] | `tables/chips.yaml`: published facts about chips |
-//! | [`rules`] | `tables/ane-rules.yaml` and `tables/errors.yaml`: what keeps a program off the Neural Engine, what errors mean |
+//! | [`rules`] | `tables/ane-rules.yaml`, `tables/errors.yaml`: obstacles to the Neural Engine; error codes |
 //! | [`forecast`](mod@forecast) | the rules applied to a program |
 //! | [`speed`] | predicted time of a call, and `tables/speeds.yaml`, the measurements behind it |
 //! | [`predict`](mod@predict) | predicted speed, memory and first load of a conversion on a chip |

@@ -38,7 +38,8 @@ pub fn experiments(report: &ProbeReport) -> String {
     format!("{}\n\n{}", report.machine, table(&head, rows))
 }
 
-/// Formats which rules a report confirms or refutes, with evidence rows in the format of `src/advice/tables/ane-rules.yaml`.
+/// Formats which rules a report confirms or refutes, with evidence rows in the format of
+/// `src/advice/tables/ane-rules.yaml`.
 pub fn rule_findings(report: &ProbeReport, findings: &[RuleFinding]) -> String {
     let mut text = format!("{}, {}\n", report.machine, report.date);
     for (says, head) in [(Says::For, "confirmed"), (Says::Against, "refuted")] {
