@@ -191,7 +191,7 @@ mod bench {
 
         fn convert(&self, source: &Path, out: &Path) -> Usage {
             let mut command = Command::new(env!("CARGO_BIN_EXE_anec"));
-            command.args(["convert", "--no-compile", "--source"]).arg(source).arg("--out").arg(out);
+            command.args(["convert", "--no-measure", "--no-compile", "--source"]).arg(source).arg("--out").arg(out);
             for set in &self.sets {
                 command.args(["--set", set]);
             }

@@ -21,6 +21,7 @@ mod draft;
 mod embed;
 mod explain;
 mod export;
+mod gain;
 mod golden;
 mod input;
 mod inspect;
@@ -28,11 +29,13 @@ mod logits;
 mod manifests;
 mod model;
 mod pack;
+mod package;
 mod perplexity;
 mod plan;
 mod progress;
 mod quant;
 mod redact;
+mod remedy;
 mod run;
 mod sampling;
 mod schema;
@@ -230,7 +233,7 @@ fn explain(error: &Error) -> String {
         seen = message;
         cause = inner.source();
     }
-    if let Some(help) = error.help() {
+    if let Some(help) = remedy::help(error) {
         text.push_str(&format!("help: {help}\n"));
     }
     text

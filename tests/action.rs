@@ -19,7 +19,7 @@ fn action() -> (Yaml, Yaml) {
     (action, step)
 }
 
-/// Runs the step in a folder with these inputs; gives its status, its outputs and the step summary.
+/// Runs the step in a folder with these inputs; returns its status, its outputs and the step summary.
 fn step(folder: &Path, given: &[(&str, &str)]) -> (i32, BTreeMap<String, String>, String) {
     let (action, step) = action();
     let inputs = action["inputs"].as_object().unwrap();

@@ -498,10 +498,10 @@ fn a_tokenizer_whose_expressions_are_of_another_kind_is_told_of_at_conversion() 
     });
     let (code, _, stderr) = finish(convert(folder.path()).arg("--source").arg(&model).output().unwrap());
     assert_eq!(code, 0, "{stderr}");
-    let told = stderr.lines().find(|line| line.contains("takes token ids alone"));
+    let told = stderr.lines().find(|line| line.contains("takes token ids only"));
     assert!(told.is_some_and(|line| line.contains("tokenizer.json")), "{stderr}");
     let report = json(&folder.path().join("out/report.json"));
-    assert!(report["notes"].to_string().contains("takes token ids alone"), "{report}");
+    assert!(report["notes"].to_string().contains("takes token ids only"), "{report}");
 }
 
 #[test]

@@ -60,7 +60,7 @@ fn room() -> tempfile::TempDir {
     room
 }
 
-/// Runs a command line of the book; gives its status and what it printed, both streams in one.
+/// Runs a command line of the book; returns its status and what it printed, both streams in one.
 fn run(command: &str, room: &Path, status: i32) -> (i32, String) {
     let mut shell = Command::new("/bin/sh");
     shell.arg("-c").arg(format!("exec 2>&1; (exit {status}); {command}")).current_dir(room);

@@ -12,7 +12,7 @@ use anec::runtime::Tokenizer;
 use folder::{contents, json, run};
 use serde_json::Value as Json;
 
-/// Converts a model; gives what its report says of the calibration.
+/// Converts a model; returns what its report says of the calibration.
 fn convert(source: &[&str], out: &Path, sets: &[&str]) -> Json {
     let sets = sets.iter().flat_map(|set| ["--set", set]);
     let command: Vec<&str> =

@@ -11,7 +11,7 @@ fn what_a_search_finds_converts_and_passes_the_gates() {
     let [file, bundle] = [&file, &bundle].map(|path| path.to_str().unwrap());
     let (code, stdout, stderr) = run(&["plan", "-m", "demo", "--search", "--for", "m5,a17-pro", "--out", file]);
     assert_eq!(code, 0, "{stderr}");
-    assert!(stdout.contains("predicted for m5") && stdout.contains("predicted for a17-pro"), "{stdout}");
+    assert!(stdout.contains("\nm5 ") && stdout.contains("\na17-pro "), "{stdout}");
     // a file that is there is somebody's
     let (code, _, stderr) = run(&["plan", "-m", "demo", "--search", "--for", "m5", "--out", file]);
     assert_eq!((code, stderr.contains("already exists")), (2, true), "{stderr}");

@@ -10,7 +10,8 @@ use folder::{anec, contents, finish, json, repository, run};
 
 /// Converts the demo model into `out`.
 fn convert_demo(out: &Path, more: &[&str]) -> (i32, String, String) {
-    let mut arguments = vec!["convert", "--manifest", "manifests/demo.yaml", "--out", out.to_str().unwrap()];
+    let mut arguments =
+        vec!["convert", "--no-measure", "--manifest", "manifests/demo.yaml", "--out", out.to_str().unwrap()];
     arguments.extend(more);
     run(&arguments)
 }
@@ -246,7 +247,8 @@ mod memory {
         for granularity in ["per_tensor", "per_channel"] {
             let set = format!("quant.granularity={granularity}");
             let [source, out] = [&source, &out].map(|path| path.to_str().unwrap());
-            let (code, _, stderr) = run(&["convert", "--source", source, "--out", out, "--set", &set, "--force"]);
+            let (code, _, stderr) =
+                run(&["convert", "--no-measure", "--source", source, "--out", out, "--set", &set, "--force"]);
             assert_eq!(code, 0, "{stderr}");
             let largest = width * hidden;
             let limit = largest * 4 * 3 / 2 + 300_000_000;

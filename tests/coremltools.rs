@@ -151,7 +151,7 @@ fn difference(found: &Tensor, expected: &Tensor) -> f32 {
     }
 }
 
-/// Runs all calls on one state; gives what differs by more than the tolerance, and the largest difference.
+/// Runs all calls on one state; returns what differs by more than the tolerance, and the largest difference.
 fn run(package: &Package, calls: &[Call], precision: Precision, tolerance: f32) -> Result<f32, String> {
     let cache = WeightCache::new();
     let mut executables = BTreeMap::<&str, Executable>::new();

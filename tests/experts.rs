@@ -19,7 +19,7 @@ use anec::runtime::{ForwardOptions, LoadedModel};
 use folder::{json, run};
 use serde_json::Value as Json;
 
-/// Converts a fixture of families; gives its folder and what its bundle says.
+/// Converts a fixture of families; returns its folder and what its bundle says.
 fn convert(model: &str, out: &Path, sets: &[&str]) -> (String, Json) {
     let folder = format!("tests/fixtures/families/{model}");
     let sets = sets.iter().chain(&["quant.weights=none", "context=64"]).flat_map(|set| ["--set", set]);
@@ -33,7 +33,7 @@ fn convert(model: &str, out: &Path, sets: &[&str]) -> (String, Json) {
 /// Gates that run on any machine.
 const GATES: [&str; 3] = ["--structure", "--numerics", "--parity"];
 
-/// Validates a bundle against transformers; gives the claims that hold.
+/// Validates a bundle against transformers; returns the claims that hold.
 fn validate(folder: &str, bundle: &Path, gates: &[&str]) -> Vec<String> {
     let golden = format!("{folder}/golden.safetensors");
     let rest = ["--golden", &golden, "--allow-unproven", "--json", "-"];

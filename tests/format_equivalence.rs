@@ -13,7 +13,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use serde_json::Value as Json;
 
-/// Converts a source; gives the bundle and the bytes of its packages and of the host's file.
+/// Converts a source; returns the bundle and the bytes of its packages and of the host's file.
 fn converted(source: &Path, sets: &[&str], folder: &Path) -> (Bundle, BTreeMap<String, Vec<u8>>) {
     let source = format!("source={}", serde_json::to_string(source).unwrap());
     let sets: Vec<String> = ["name=twin", "context=32", &source].iter().chain(sets).map(|s| s.to_string()).collect();

@@ -91,10 +91,11 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }
 
-/// Converts a model into a folder; gives its logits, computed in f32 or rounded to half precision, and the report.
+/// Converts a model into a folder; returns its logits, computed in f32 or rounded to half precision, and the report.
 fn converted(bundle: &Path, model: &str, sets: &[&str], half: bool) -> (Vec<f32>, Json) {
     let (name, source) = (bundle.to_str().unwrap(), format!("tests/fixtures/families/{model}"));
-    let mut command = vec!["convert", "--source", &source, "--out", name, "--no-compile", "--set", "context=40"];
+    let mut command =
+        vec!["convert", "--no-measure", "--source", &source, "--out", name, "--no-compile", "--set", "context=40"];
     sets.iter().for_each(|set| command.extend(["--set", set]));
     let (code, _, stderr) = run(&command);
     assert_eq!(code, 0, "{model} {sets:?}: {stderr}");

@@ -60,6 +60,38 @@ fn hub() -> FakeHub {
     hub
 }
 
+#[test]
+fn local_models_run_and_are_converted_once() {
+    let hub = hub();
+    let machine = Machine::new(&hub);
+    let copy = machine.path("model");
+    std::fs::create_dir(&copy).unwrap();
+    for (name, bytes) in contents(&repository("demo/model")) {
+        std::fs::write(copy.join(name), bytes).unwrap();
+    }
+    let ask = ["run", "model", "--prompt", "It was a dark night", "--max-tokens", "8"];
+    let (code, first, stderr) = machine.run(&ask);
+    assert!(code == 0 && stderr.contains("by defaults, once, into"), "{stderr}");
+    let (code, again, stderr) = machine.run(&ask);
+    assert!(code == 0 && again == first && !stderr.contains("converting"), "{stderr}");
+    let listed: Json = serde_json::from_str(&machine.run(&["ls", "--json"]).1).unwrap();
+    assert_eq!(listed["bundles"].as_array().unwrap().len(), 1);
+    // changed files are another model
+    std::fs::write(copy.join("generation_config.json"), "{\"eos_token_id\": 1}").unwrap();
+    assert!(machine.run(&ask).2.contains("converting"));
+    // other formats
+    for source in ["families/llama-default/model.gguf", "onnx/qwen3-int8"] {
+        let source = repository("tests/fixtures").join(source);
+        let (code, ids, stderr) =
+            machine.run(&["run", source.to_str().unwrap(), "--ids", "1,2,3", "--max-tokens", "4"]);
+        assert!(code == 0 && !ids.trim().is_empty(), "{stderr}");
+    }
+    // a folder of neither kind
+    std::fs::create_dir(machine.path("empty")).unwrap();
+    let (code, _, stderr) = machine.run(&["run", "empty", "--ids", "1"]);
+    assert!(code == 4 && stderr.contains("bundle.json"), "{stderr}");
+}
+
 const RUN: [&str; 6] = ["run", "hf:owner/demo", "--prompt", "It was a dark night", "--max-tokens", "8"];
 
 #[test]

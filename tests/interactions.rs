@@ -76,7 +76,7 @@ fn converted(combination: &Combination, out: &Path) -> Result<Arc<LoadedModel>, 
     LoadedModel::on_cpu(out, Precision::F32).map_err(|error| format!("opening: {error}"))
 }
 
-/// Converts and runs a combination; gives what is wrong with it.
+/// Converts and runs a combination; returns what is wrong with it.
 fn fault(combination: &Combination, out: &Path) -> Result<(), String> {
     let loaded = converted(combination, out)?;
     let golden = Golden::read(&combination.fixture);

@@ -174,7 +174,7 @@ fn what_is_no_bundle_is_neither_packed_nor_unpacked() {
     assert_eq!(names(room.path()), ["cats.zip", "photographs"]);
     fs::write(at("file"), "").unwrap();
     let (code, _, stderr) = run(&["convert", "-m", "demo", "--out", text(&at("file"))]);
-    assert!(code == 2 && stderr.contains("isn't a bundle"), "{stderr}");
+    assert!(code == 2 && stderr.contains("exists and is not a bundle"), "{stderr}");
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn what_has_no_end_is_not_read_to_it() {
     }
     let endless = fs::File::open("/dev/zero").unwrap();
     let (code, _, stderr) = finish(anec().args(["run", bundle, "--prompt", "-"]).stdin(endless).output().unwrap());
-    assert!(code == 4 && stderr.contains("more than"), "{stderr}");
+    assert!(code == 4 && stderr.contains("larger than"), "{stderr}");
     // a schema that is none is the command's mistake
     let (code, _, stderr) = run(&["run", bundle, "--prompt", "a", "--json-schema", "Cargo.toml"]);
     assert!(code == 2 && stderr.contains("isn't JSON"), "{stderr}");

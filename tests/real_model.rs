@@ -38,7 +38,7 @@ impl Real {
 /// Converts a source into `out`.
 fn convert(source: &Path, out: &Path, sets: &[&str]) {
     // the name is part of a package: it must not be the source's
-    let mut arguments = vec!["convert", "--set", "name=qwen", "--source", source.to_str().unwrap()];
+    let mut arguments = vec!["convert", "--no-measure", "--set", "name=qwen", "--source", source.to_str().unwrap()];
     arguments.extend(["--out", out.to_str().unwrap()]);
     arguments.extend(sets.iter().flat_map(|set| ["--set", set]));
     let (code, _, stderr) = run(&arguments);
@@ -287,7 +287,7 @@ fn int8(real: &Real, source: &Path) -> [f64; 2] {
     })
 }
 
-/// A script of the model's fixture, run by the Python that `ANEC_GENAI_PYTHON` names; gives what it prints.
+/// A script of the model's fixture, run by the Python that `ANEC_GENAI_PYTHON` names; returns what it prints.
 fn genai(arguments: &[&str]) -> Option<String> {
     let Some(python) = std::env::var_os("ANEC_GENAI_PYTHON") else {
         let what = "a bundle of onnxruntime-genai: ANEC_GENAI_PYTHON names no Python with onnxruntime-genai, torch, transformers, gguf";

@@ -38,7 +38,7 @@ fn model() -> Arc<LoadedModel> {
     LoadedModel::on_cpu(bundle(), Precision::F32).unwrap()
 }
 
-/// Runs the verb on a text in a file; gives stdout's bytes and stderr.
+/// Runs the verb on a text in a file; returns stdout's bytes and stderr.
 fn redact(text: &[u8], more: &[&str]) -> (Vec<u8>, String) {
     let room = tempfile::tempdir().unwrap();
     let file = room.path().join("text");
@@ -195,7 +195,7 @@ fn bytes_that_are_no_text_pass_through() {
     }
 }
 
-/// Redacts `copies` of the text, given in odd portions; gives the spans and the summary.
+/// Redacts `copies` of the text, given in odd portions; returns the spans and the summary.
 fn streamed(copies: usize) -> (Vec<Span>, RedactionSummary) {
     let mut redactor = Redactor::new(&model(), &[], Biases::default(), None).unwrap();
     let mut spans = Vec::new();

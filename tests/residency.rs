@@ -20,7 +20,7 @@ use folder::{json, repository, run};
 
 /// Converts the demo's model with changes of its manifest.
 fn convert(out: &Path, changes: &[&str]) -> Bundle {
-    let mut arguments = vec!["convert", "-m", "manifests/demo.yaml", "--out", out.to_str().unwrap()];
+    let mut arguments = vec!["convert", "--no-measure", "-m", "manifests/demo.yaml", "--out", out.to_str().unwrap()];
     arguments.extend(changes.iter().flat_map(|change| ["--set", change]));
     let (code, _, stderr) = run(&arguments);
     assert_eq!(code, 0, "{stderr}");

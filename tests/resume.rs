@@ -37,13 +37,13 @@ impl Room {
     /// A conversion into `out`.
     fn convert(&self, out: &str, more: &[&str]) -> Command {
         let mut command = anec();
-        command.args(["convert", "--set", "name=model", "--threads", "1", "--set", "context=32"]);
+        command.args(["convert", "--no-measure", "--set", "name=model", "--threads", "1", "--set", "context=32"]);
         command.args(["--set", "shards.layers=[[0, 1], [1, 2]]"]).args(more);
         command.arg("--source").arg(self.at("model")).arg("--out").arg(self.at(out));
         command
     }
 
-    /// Converts what must convert; gives how many packages were kept from an earlier run.
+    /// Converts what must convert; returns how many packages were kept from an earlier run.
     fn finish(&self, out: &str, more: &[&str]) -> u64 {
         let (code, _, stderr) = finish(self.convert(out, more).output().unwrap());
         assert_eq!(code, 0, "{stderr}");

@@ -24,7 +24,8 @@ fn bundle() -> &'static Path {
     BUNDLE.get_or_init(|| {
         let room = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("serve-{}", std::process::id()));
         let out = room.join("demo.anec");
-        let (code, _, stderr) = run(&["convert", "-m", "demo", "--out", out.to_str().unwrap(), "--force"]);
+        let (code, _, stderr) =
+            run(&["convert", "--no-measure", "-m", "demo", "--out", out.to_str().unwrap(), "--force"]);
         assert_eq!(code, 0, "{stderr}");
         let template = "{% for t in tools %}{{ t.function.name }} {% endfor %}{# <tool_call> #}\
             {% for m in messages %}<{{ m.role }}> {{ m.content or m.tool_calls | tojson }}\n{% endfor %}<assistant>";
@@ -76,7 +77,21 @@ fn a_completion_is_what_run_writes() {
 
 #[test]
 fn a_model_without_a_chat_template_names_the_route_that_it_has() {
-    let server = Server::start(crate::verbs::bundle(), &[]);
+    let room = tempfile::tempdir().unwrap();
+    let (source, out) = (room.path().join("model"), room.path().join("plain.anec"));
+    model::copy(&repository("demo/model"), &source);
+    edit_json(&source.join("tokenizer_config.json"), |config| {
+        config.as_object_mut().unwrap().remove("chat_template");
+    });
+    let names = [&source, &out].map(|path| path.to_str().unwrap());
+    let convert = ["convert", "-m", "demo", "--source", names[0], "--out", names[1], "--no-compile", "--no-measure"];
+    assert_eq!(run(&convert).0, 0);
+    for words in [&["chat", names[1]][..], &["run", names[1], "--prompt", "x", "--chat"]] {
+        let (code, _, stderr) = run(words);
+        assert!(code == 2 && stderr.contains("the model has no chat template"), "{stderr}");
+        assert!(stderr.contains("help: `anec run --prompt` without --chat continues a text as it is"), "{stderr}");
+    }
+    let server = Server::start(&out, &[]);
     let message = |path: &str, request: Json| {
         let reply = server.post(path, &request);
         assert_eq!(reply.status, 400);
@@ -934,7 +949,8 @@ fn the_official_client_talks_with_a_real_model() {
     let Some(source) = testing::real_model("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf") else { return };
     let room = tempfile::tempdir().unwrap();
     let out = room.path().join("qwen.anec");
-    let arguments = ["convert", "--manifest", "qwen2.5-coder-0.5b", "--source", source.to_str().unwrap()];
+    let arguments =
+        ["convert", "--no-measure", "--manifest", "qwen2.5-coder-0.5b", "--source", source.to_str().unwrap()];
     let (code, _, stderr) = run(&[&arguments[..], &["--out", out.to_str().unwrap()]].concat());
     assert_eq!(code, 0, "{stderr}");
     client::check(&Server::start(&out, &[]), "qwen2.5-coder-0.5b");

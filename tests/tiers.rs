@@ -1,5 +1,5 @@
-//! Tiers of the workspace: a crate depends on crates of lower tiers only. The table in `src/anec/lib.rs` lists the tier of
-//! each crate, and the book shows the same table.
+//! Tiers of the workspace: a crate depends on crates of lower tiers only. The table in `src/anec/lib.rs` lists the tier
+//! of each crate, and the book shows the same table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

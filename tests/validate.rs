@@ -31,7 +31,8 @@ fn source(folder: &Path, change: impl Fn(&str, &mut [f32])) -> String {
 
 fn convert(source: &str, out: &Path, more: &[&str]) -> String {
     let out = out.to_str().unwrap();
-    let (code, _, stderr) = run(&[&["convert", "-m", "demo", "--source", source, "--out", out], more].concat());
+    let (code, _, stderr) =
+        run(&[&["convert", "--no-measure", "-m", "demo", "--source", source, "--out", out], more].concat());
     assert_eq!(code, 0, "{stderr}");
     out.to_owned()
 }
@@ -101,7 +102,8 @@ fn a_scaled_residual_stream_leaves_the_logits_alone() {
         let out = room.path().join("bundle");
         let out = out.to_str().unwrap();
         let sets = ["--set", "numerics.scale=0.125", "--set", "quant.weights=none", "--set", "context=64"];
-        let (code, _, stderr) = run(&[&["convert", "--source", &folder, "--out", out], &sets[..]].concat());
+        let (code, _, stderr) =
+            run(&[&["convert", "--no-measure", "--source", &folder, "--out", out], &sets[..]].concat());
         assert_eq!(code, 0, "{family}: {stderr}");
         let golden = format!("{folder}/golden.safetensors");
         let (code, report) = validate(out, &["--parity", "--golden", &golden, "--precision", "f32"]);

@@ -14,7 +14,8 @@ pub(crate) fn bundle() -> &'static Path {
     BUNDLE.get_or_init(|| {
         let room = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("verbs-{}", std::process::id()));
         let out = room.join("demo.anec");
-        let (code, _, stderr) = run(&["convert", "-m", "demo", "--out", out.to_str().unwrap(), "--force"]);
+        let (code, _, stderr) =
+            run(&["convert", "--no-measure", "-m", "demo", "--out", out.to_str().unwrap(), "--force"]);
         assert_eq!(code, 0, "{stderr}");
         out
     })
@@ -61,6 +62,16 @@ fn run_continues_a_prompt() {
             &["run", "BUNDLE", "--prompt", "The lady", "--max-tokens", "12", "--temperature", "0.8", "--seed", "7"],
         ],
     );
+}
+
+/// Every verb works with the built-in model, so that a first chat needs no download.
+#[test]
+fn the_demo_model_chats() {
+    let (code, stdout, stderr) =
+        run(&["run", bundle().to_str().unwrap(), "--chat", "--prompt", "It was a dark night", "--max-tokens", "8"]);
+    assert!(code == 0 && stdout.len() > 10, "{stderr}");
+    let (code, _, stderr) = run(&["chat", bundle().to_str().unwrap()]);
+    assert_eq!(code, 0, "{stderr}");
 }
 
 #[test]
@@ -111,7 +122,8 @@ fn a_benchmark_measures_what_it_was_asked_for() {
     let room = tempfile::tempdir().unwrap();
     let small = room.path().join("small.anec");
     let small = small.to_str().unwrap();
-    let converted = run(&["convert", "-m", "demo", "--set", "context=24", "--out", small, "--no-compile"]);
+    let converted =
+        run(&["convert", "--no-measure", "-m", "demo", "--set", "context=24", "--out", small, "--no-compile"]);
     assert_eq!(converted.0, 0, "{}", converted.2);
     let (code, stdout, stderr) = run(&["bench", small, "--repetitions", "1", "--warmup", "0"]);
     assert_eq!(code, 0, "{stderr}");
@@ -222,9 +234,7 @@ fn wrong_requests_are_explained() {
             &["run", "BUNDLE", "--ids", "1,2,99999"],
             &["run", "BUNDLE"],
             &["run", "ROOM", "--prompt", "x"],
-            &["run", "BUNDLE", "--prompt", "x", "--chat"],
             &["run", "BUNDLE", "--prompt", "x", "--max-memory-mb", "0.1"],
-            &["chat", "BUNDLE"],
             &["run", "BUNDLE", "--ids", "5", "--chat"],
             &["run", "BUNDLE", "--ids", "5", "--special"],
             &["run", "BUNDLE", "--prompt", "x", "--compute-units", "all"],
@@ -261,6 +271,9 @@ fn what_a_model_is_can_be_looked_at() {
             &["inspect", "BUNDLE/layers_0_3.mlpackage"],
             &["inspect", "BUNDLE/lm_head_1.mlpackage", "--mil"],
             &["plan", "--manifest", "demo"],
+            &["plan", "--manifest", "demo", "--details"],
+            &["plan", "--manifest", "phi4-mini"],
+            &["plan", "--manifest", "phi4-mini", "--for", "m4,a17-pro"],
             &["manifests"],
             &["manifests", "demo"],
         ],
@@ -274,7 +287,16 @@ fn the_gates_of_the_demo_bundle() {
         "validate",
         &[
             &["validate", "BUNDLE", "--structure"],
-            &["validate", "BUNDLE", "--parity", "--golden", "demo/golden.safetensors", "--precision", "f32"],
+            &[
+                "validate",
+                "BUNDLE",
+                "--parity",
+                "--golden",
+                "demo/golden.safetensors",
+                "--precision",
+                "f32",
+                "--details",
+            ],
             &["validate", "BUNDLE", "--golden", "demo/golden.safetensors", "--precision", "f32", "--allow-unproven"],
             &["validate", "BUNDLE"],
         ],
@@ -296,7 +318,8 @@ fn a_damaged_bundle_fails_its_gate() {
     bytes[middle..middle + 20_000].iter_mut().for_each(|byte| *byte = byte.wrapping_mul(3));
     std::fs::write(&weights, bytes).unwrap();
     let validate = |gate: &str| {
-        run(&["validate", copy.to_str().unwrap(), gate, "--golden", "demo/golden.safetensors", "--precision", "f32"])
+        let golden = ["--golden", "demo/golden.safetensors", "--precision", "f32", "--details"];
+        run(&[&["validate", copy.to_str().unwrap(), gate], &golden[..]].concat())
     };
     let (code, stdout, _) = validate("--structure");
     assert_eq!(code, 1);
@@ -360,8 +383,32 @@ fn a_golden_of_the_source_passes_for_unquantized_weights() {
 fn the_demo_runs_from_the_repository_and_says_what_it_proved() {
     let (code, stdout, stderr) = run(&["demo"]);
     assert_eq!(code, 0, "{stderr}");
+    for part in ["structure", "parity", "layers 0 to 5", "cosine (min)", "KL"] {
+        assert!(stdout.contains(part), "no `{part}` in:\n{stdout}");
+    }
+    assert!(stdout.lines().count() <= 25, "{stdout}");
+    let (code, stdout, stderr) = run(&["demo", "--details"]);
+    assert_eq!(code, 0, "{stderr}");
     for part in ["structure", "parity", "f16, layers 3..6", "layers_0_3.mlpackage", "lm_head_1.mlpackage"] {
         assert!(stdout.contains(part), "no `{part}` in:\n{stdout}");
+    }
+}
+
+/// Answers come first and fit a screen; `--details` shows all rows.
+#[test]
+fn summaries_fit_a_screen() {
+    let golden = "demo/golden.safetensors";
+    for words in [
+        &["plan", "--manifest", "phi4-mini"][..],
+        &["plan", "--manifest", "phi4-mini", "--for", "m4"],
+        &["plan", "--manifest", "qwen3-30b-a3b"],
+        &["plan", "--manifest", "zaya1-8b", "--for", "m5,a17-pro"],
+        &["validate", bundle().to_str().unwrap(), "--golden", golden, "--forecast", "--allow-unproven"],
+    ] {
+        let (code, stdout, stderr) = run(words);
+        assert!(code == 0 && stdout.lines().count() <= 25, "{words:?}: {stderr}{stdout}");
+        let (_, details, _) = run(&[words, &["--details"]].concat());
+        assert!(details.lines().count() > stdout.lines().count(), "{words:?}: {details}");
     }
 }
 

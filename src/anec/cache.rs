@@ -1,4 +1,5 @@
-//! Cache of converted bundles: `anec run hf:owner/name` converts a model once and finds it again.
+//! Cache of converted bundles: `anec run hf:owner/name` or `anec run model.gguf` converts a model once and finds it
+//! again.
 //!
 //! A bundle's name in the cache contains a digest of everything that determines it: origin, commit, manifest and
 //! version of anec. A record, `NAME.json`, is written first, so that interrupted conversions are listed too.
@@ -11,7 +12,9 @@ use anec_base::output::write_file;
 use anec_base::{Diagnostic, Fault, FileError, Progress, Result, clock, hexadecimal};
 use anec_convert::open::name_of;
 use anec_convert::output::partial;
+use anec_convert::resume::inputs;
 use anec_manifest::{Manifest, builtin};
+use anec_source::{Source, SourceError};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -97,7 +100,7 @@ impl Diagnostic for CacheError {
         let text = match self {
             CacheError::NoFolder | CacheError::Unwritable { .. } => "set ANEC_CACHE to a writable folder",
             CacheError::Busy { .. } => "wait until it finishes, or end that process",
-            CacheError::Unknown { .. } => "`anec ls` lists what is there",
+            CacheError::Unknown { .. } => "`BundleCache::list` has the names",
         };
         Some(text.into())
     }
@@ -138,7 +141,7 @@ impl BundleCache {
     #[cfg(feature = "hub")]
     pub fn of_hub(&self, origin: &str, progress: &Progress) -> Result<PathBuf> {
         use anec_hub::{Hub, HubCache};
-        use anec_source::{SourceError, hub::Location};
+        use anec_source::hub::Location;
 
         let Some(location) = Location::parse(origin)? else {
             let problem = "it doesn't begin with hf:".into();
@@ -176,6 +179,23 @@ impl BundleCache {
             ),
         };
         self.converted(origin, &revision, manifest, &by, progress)
+    }
+
+    /// Bundle of a model in local files: a .gguf, .safetensors or .onnx file, or a folder of one. A missing bundle is
+    /// converted with defaults; changed files give another bundle.
+    ///
+    /// # Errors
+    /// If the path isn't UTF-8, or the files can't be read or converted.
+    pub fn of_path(&self, path: &Path, progress: &Progress) -> Result<PathBuf> {
+        let path = path.canonicalize().map_err(FileError::of(path, "open"))?;
+        let origin = path.to_str().ok_or_else(|| SourceError::File {
+            path: path.clone(),
+            problem: "the path isn't UTF-8, and bundle.json records it".into(),
+            help: Some("rename it, or use a link with another name".into()),
+        })?;
+        let manifest = Manifest { source: Some(origin.to_owned()), ..Manifest::from_yaml("", "defaults", &[])? };
+        let revision = inputs(&manifest, &Source::open_path(&path)?);
+        self.converted(origin, &revision, manifest, "defaults", progress)
     }
 
     /// Bundle of a manifest's source at a revision. `by` describes the manifest for messages.

@@ -2,21 +2,27 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use anec_base::progress::{Progress, ProgressEvent};
 use anec_base::{FileError, Result};
+use anec_bundle::Task;
 use anec_calibrate::sensitivity::{self, SensitivityOptions};
 use anec_calibrate::{Planned, Sensitivities, calibrate, plan};
-use anec_convert::report::FILE_NAME as REPORT;
-use anec_convert::{ConvertOptions, ConvertPlan, Outcome, convert, convert_chosen, files, open, output};
+use anec_convert::pipeline::ConvertedBundle;
+use anec_convert::report::{FILE_NAME as REPORT, QualityReport};
+use anec_convert::{ConvertOptions, ConvertPlan, Outcome, convert, convert_chosen, files, notes, open, output};
 use anec_exec::Precision;
 use anec_manifest::{Manifest, Numerics, Quant, QuantOverride, QuantPlan, ResidualScale, WeightFormat};
-use anec_runtime::{LoadedModel, Tokenizer};
+use anec_runtime::{Chunking, ForwardOptions, Hidden, LoadedModel, Positions, Tokenizer};
 use anec_validate::numerics::residual_scale;
-use anec_validate::prompts;
+use anec_validate::thresholds::Thresholds;
+use anec_validate::{LogitMeasures, prompts};
 
-/// Tokens for measuring the residual stream, if the manifest has `numerics.scale: auto`.
+/// Tokens for measuring the residual stream (`numerics.scale: auto`) and the quality of a converted model.
 const POSITIONS: usize = 256;
+/// Largest number of weights of a model whose quality is measured.
+const MEASURED_WEIGHTS: u64 = 2_200_000_000;
 
 /// Converter of a source into a bundle.
 ///
@@ -37,13 +43,14 @@ pub struct Converter {
     out: Option<PathBuf>,
     force: bool,
     compile: bool,
+    measure: bool,
     progress: Progress,
 }
 
 impl Converter {
     /// Creates a conversion described by a manifest.
     pub fn new(manifest: Manifest) -> Self {
-        Converter { manifest, out: None, force: false, compile: true, progress: Progress::default() }
+        Converter { manifest, out: None, force: false, compile: true, measure: false, progress: Progress::default() }
     }
 
     /// Sets the source: a path, or `hf:owner/name[@revision][/file]`. Default: the manifest's.
@@ -78,6 +85,14 @@ impl Converter {
     /// Sets the receiver of progress events.
     pub fn progress(mut self, progress: Progress) -> Self {
         self.progress = progress;
+        self
+    }
+
+    /// Sets whether the converted model's logits are compared with those of the source's own weights, on built-in text.
+    /// It takes seconds, and disk space for the weights in fp16; models of more than two billion weights, and those
+    /// that generate no text, are skipped. Default: false.
+    pub fn measure(mut self, measure: bool) -> Self {
+        self.measure = measure;
         self
     }
 
@@ -120,11 +135,73 @@ impl Converter {
         } else {
             convert(&options)?
         };
-        if let (Outcome::Written(written), Some(plan)) = (&mut outcome, plan) {
-            written.report.plan = Some(plan);
-            files::write_json(&written.path.join(REPORT), &written.report)?;
+        if let Outcome::Written(written) = &mut outcome {
+            let planned = plan.is_some();
+            written.report.plan = plan;
+            let measured = self.measure && self.measure_quality(&calibrated, written);
+            if planned || measured {
+                files::write_json(&written.path.join(REPORT), &written.report)?;
+            }
         }
         Ok(outcome)
+    }
+
+    /// Adds the quality of a converted model to its report; returns whether anything was added. An error is a note,
+    /// because the bundle is complete.
+    fn measure_quality(&self, manifest: &Manifest, written: &mut ConvertedBundle) -> bool {
+        let tensors = written.report.packages.iter().flat_map(|package| &package.tensors);
+        let weights: u64 = tensors.clone().map(|tensor| tensor.shape.iter().product::<u64>()).sum();
+        let model = &written.bundle.model;
+        let is_quantized = tensors.clone().any(|tensor| tensor.granularity.is_some());
+        let has_text = model.task == Task::TextGeneration && Tokenizer::of(&written.bundle, &written.path).is_ok();
+        if !is_quantized || !has_text || weights > MEASURED_WEIGHTS {
+            return false;
+        }
+        match self.quality(manifest, written) {
+            Ok(quality) => {
+                written.report.notes.extend(notes::of_quality(&quality, &manifest.quant));
+                written.report.quality = Some(quality);
+            }
+            Err(error) => written.report.notes.push(format!("the quality was not measured: {error}")),
+        }
+        true
+    }
+
+    fn quality(&self, manifest: &Manifest, written: &ConvertedBundle) -> Result<QualityReport> {
+        let start = Instant::now();
+        let scratch = scratch_beside(self.out.as_deref(), ".anec-quality-")?;
+        let logits = |model: Arc<LoadedModel>, tokens: &[u32]| -> Result<Vec<f32>> {
+            let ask = ForwardOptions { logits: Positions::All, hidden: Hidden::No, chunking: Chunking::Largest };
+            Ok(model.start(tokens.len() as u64)?.forward(tokens, &ask)?.logits)
+        };
+        let tokens = prompts::tokens(&written.bundle, &written.path, POSITIONS)?;
+        let reference = logits(unquantized(manifest, scratch.path(), &Progress::hidden())?, &tokens)?;
+        let found = logits(LoadedModel::on_cpu(&written.path, Precision::F32)?, &tokens)?;
+        let measured = LogitMeasures::of(&found, &reference, written.bundle.model.head_rows() as usize);
+        let limits = Thresholds::of(&written.bundle.manifest.gates).parity;
+        let [low, high] = measured.norm_ratio;
+        // as in the gate, top-1 may be lower by its standard error
+        let chance = (limits.top1 * (1.0 - limits.top1) / measured.rows as f64).sqrt();
+        // written so that NaN misses its limit
+        let missed = [
+            (!(measured.kl <= limits.kl)).then(|| format!("KL {:.4}, limit {}", measured.kl, limits.kl)),
+            (!(measured.p1 >= limits.p1)).then(|| format!("cosine (p1) {:.4}, limit {}", measured.p1, limits.p1)),
+            (!(measured.cosine >= limits.cosine))
+                .then(|| format!("cosine (min) {:.4}, limit {}", measured.cosine, limits.cosine)),
+            (!(measured.top1 >= limits.top1 - chance))
+                .then(|| format!("top-1 {:.3}, limit {}", measured.top1, limits.top1)),
+            (!(low >= limits.norm_ratio[0] && high <= limits.norm_ratio[1]))
+                .then(|| format!("norm ratio {low:.3} to {high:.3}, limits {:?}", limits.norm_ratio)),
+        ];
+        Ok(QualityReport {
+            tokens: tokens.len() as u64,
+            kl: measured.kl,
+            top1: measured.top1,
+            p1: measured.p1,
+            cosine: measured.cosine,
+            missed: missed.into_iter().flatten().collect(),
+            seconds: start.elapsed().as_secs_f64(),
+        })
     }
 
     /// Measures the loss of each number format in each role and layer. Measurements are stored in a file,

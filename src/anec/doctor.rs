@@ -79,7 +79,7 @@ impl MachineReport {
                 Ok("needs nothing else".into()),
             ),
             Ability::of("compile packages (.mlmodelc)", compiler),
-            Ability::of("judge a saved compute plan", Ok("`anec validate --plan FILE`".into())),
+            Ability::of("judge a saved compute plan", Ok("needs nothing else".into())),
             Ability::of("read compute plans (residency)", engine("MLComputePlan")),
             Ability::of("run on the Neural Engine", engine("Core ML")),
         ];

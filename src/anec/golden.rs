@@ -114,7 +114,7 @@ impl GoldenBuilder {
                 if generation.finish == Finish::Context {
                     let count = generation.ids.len();
                     self.progress.note(&format!(
-                        "note: the context is full after {count} of {max_tokens} tokens; `--set context=N` makes it larger"
+                        "note: the context is full after {count} of {max_tokens} tokens; a larger `context` holds more"
                     ));
                 }
                 Some(Greedy { prompt: tokens.clone(), ids: generation.ids })

@@ -94,16 +94,14 @@ impl Diagnostic for ShareError {
 
     fn help(&self) -> Option<String> {
         let text = match self {
-            ShareError::NoBundle { .. } => {
-                "`anec run hf:owner/name` converts a model; `anec pull` fetches what `anec push` wrote"
-            }
+            ShareError::NoBundle { .. } => "convert the model, or name a repository with an uploaded bundle",
             ShareError::Lacks { .. } => "the upload was interrupted or changed by hand; push the bundle again",
             ShareError::TooLarge { .. } => "no bundle has so large a description; ask the repository's owner",
-            ShareError::Exists(_) => "name another folder by --out, or remove this one",
+            ShareError::Exists(_) => "choose another folder, or remove this one",
             ShareError::Name(_) => "give it as hf:owner/name",
-            ShareError::Gates { .. } => "give what `anec validate BUNDLE --json FILE` wrote",
-            ShareError::Bench { .. } => "give what `anec bench BUNDLE --json` printed",
-            ShareError::OtherPlan { .. } => "convert the source again, or leave out --for",
+            ShareError::Gates { .. } => "give the JSON report of this bundle's gates",
+            ShareError::Bench { .. } => "give the JSON result of this bundle's benchmark",
+            ShareError::OtherPlan { .. } => "convert the source again, or name no chips",
         };
         Some(text.into())
     }

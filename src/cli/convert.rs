@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::input::Input;
 use super::plan::targets;
-use super::{print, print_json, progress};
+use super::{gain, print, print_json, progress};
 use anec::Converter;
 use anec::advice::search::{ChoiceReason, SearchLimits, search};
 use anec::base::Result;
@@ -33,6 +33,12 @@ pub struct ConvertArgs {
     /// Skip compilation (`anec compile` does it later)
     #[arg(long)]
     no_compile: bool,
+    /// Skip comparing the result with the source's own weights
+    #[arg(long)]
+    no_measure: bool,
+    /// Show every package
+    #[arg(long, conflicts_with = "json")]
+    details: bool,
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
@@ -50,8 +56,11 @@ impl ConvertArgs {
             }
             manifest = found.manifest;
         }
-        let mut converter =
-            Converter::new(manifest).force(self.force).compile(!self.no_compile).progress(progress::bytes());
+        let mut converter = Converter::new(manifest.clone())
+            .force(self.force)
+            .compile(!self.no_compile)
+            .measure(!self.no_measure)
+            .progress(progress::bytes());
         if let Some(out) = self.out {
             converter = converter.out(out);
         }
@@ -72,7 +81,11 @@ impl ConvertArgs {
                         "report": written.report,
                     }));
                 } else {
-                    print(&report::conversion(&written.path, &written.bundle, &written.report));
+                    let show = if self.details { report::conversion } else { report::conversion_summary };
+                    print(&show(&written.path, &written.bundle, &written.report));
+                    if let Ok(Some(note)) = gain::note_of(&manifest) {
+                        eprintln!("note: {note}");
+                    }
                 }
             }
         }

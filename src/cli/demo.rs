@@ -30,6 +30,9 @@ pub struct DemoArgs {
     /// Sampling seed
     #[arg(long, value_name = "N", default_value_t = SEED)]
     seed: u64,
+    /// Show every package and every check
+    #[arg(long, conflicts_with = "json")]
+    details: bool,
     /// Print the results as JSON
     #[arg(long)]
     json: bool,
@@ -63,12 +66,13 @@ impl DemoArgs {
             .progress(progress::bytes())
             .convert()?;
         if let (Outcome::Written(written), false) = (&outcome, self.json) {
-            print(&report::conversion(&written.path, &written.bundle, &written.report));
+            let show = if self.details { report::conversion } else { report::conversion_summary };
+            print(&show(&written.path, &written.bundle, &written.report));
         }
 
         let report = validate(&out)?;
         if !self.json {
-            print(&report::gates(&report));
+            print(&if self.details { report::gates(&report) } else { report::gates_summary(&report) });
         }
 
         let model = &LoadedModel::on_cpu(&out, Precision::F32)?;

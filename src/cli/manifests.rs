@@ -19,12 +19,11 @@ pub struct ManifestsArgs {
 
 impl ManifestsArgs {
     pub(super) fn run(self) -> Result<u8> {
-        let read =
-            |b: &'static builtin::Builtin| Manifest::from_yaml(b.text, b.name, &[]).map(|manifest| (b, manifest));
+        let read = |b: &builtin::Builtin| Manifest::from_yaml(b.text, b.name, &[]);
         let Some(name) = self.name else {
-            let all = builtin::all().iter().map(read).collect::<Result<Vec<_>, _>>()?;
+            let all = builtin::all().iter().map(|b| Ok((b, read(b)?))).collect::<Result<Vec<_>>>()?;
             if self.json {
-                let row = |(b, m): &(&builtin::Builtin, Manifest)| json!({"name": b.name, "manifest": m, "doubted": b.doubted().collect::<Vec<_>>()});
+                let row = |(b, manifest): &(&builtin::Builtin, Manifest)| json!({"name": b.name, "manifest": manifest, "doubted": b.doubted().collect::<Vec<_>>(), "failed_gate": b.failed_gate()});
                 print_json(&all.iter().map(row).collect::<Vec<_>>());
             } else {
                 print(&report::manifests(&all));
@@ -33,7 +32,7 @@ impl ManifestsArgs {
         };
         let found = builtin::find(&name)?;
         if self.json {
-            print_json(&read(found)?.1);
+            print_json(&read(found)?);
         } else {
             print(found.text);
         }

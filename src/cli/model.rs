@@ -20,7 +20,9 @@ use anec::{BundleCache, Prompt};
 /// Bundle and how to run it.
 #[derive(Clone, Debug, Args)]
 pub struct Runner {
-    /// Bundle folder; or hf:owner/name[@revision][/file] or a built-in manifest, converted once into the cache
+    /// Bundle folder; or a model, converted once into the cache: .gguf, .onnx, a Hugging Face folder,
+    /// hf:owner/name[@revision][/file], or a built-in manifest
+    #[arg(value_name = "MODEL")]
     bundle: PathBuf,
     /// Precision on the CPU: f32; i16 (16-bit activations, fastest); f16 (rounded after every op); ane (simulates the
     /// Neural Engine); ane-without-EFFECT+EFFECT
@@ -92,6 +94,16 @@ impl Runner {
         Runner { bundle: bundle.to_owned(), ..self.clone() }
     }
 
+    /// Path of the bundle or model, as given.
+    pub fn path(&self) -> &Path {
+        &self.bundle
+    }
+
+    /// Precision for any package: the default of text generation is f32 here.
+    pub fn exact_precision(&self) -> Precision {
+        if self.precision == Precision::I16 { Precision::F32 } else { self.precision }
+    }
+
     /// Opens the bundle without loading functions.
     ///
     /// # Errors
@@ -137,11 +149,9 @@ impl Runner {
 
     /// Folder of the bundle. A model name is looked up in the cache and converted on a miss.
     fn folder(&self) -> Result<PathBuf> {
-        let Some(named) = self.bundle.to_str().filter(|_| !self.bundle.exists()) else {
-            return Ok(self.bundle.clone());
-        };
+        let named = self.bundle.to_str().filter(|_| !self.bundle.exists()).unwrap_or_default();
         let found = builtin::find(named).ok();
-        if found.is_none() && !named.starts_with(hub::PREFIX) {
+        if found.is_none() && !named.starts_with(hub::PREFIX) && !is_model(&self.bundle) {
             return Ok(self.bundle.clone());
         }
         let cache = BundleCache::from_env()?;
@@ -153,6 +163,7 @@ impl Runner {
                 cache.converted(found.name, "built-in", manifest, "its built-in manifest", &bar)
             }
             Some(found) => cache.of_hub(found.source(), &bar),
+            None if named.is_empty() => cache.of_path(&self.bundle, &bar),
             None => cache.of_hub(named, &bar),
         };
         bar.finish();
@@ -193,6 +204,18 @@ impl Runner {
             Some(units) => format!("Core ML ({units})"),
         }
     }
+}
+
+/// Returns whether a path holds a model to convert, rather than a bundle.
+fn is_model(path: &Path) -> bool {
+    let has = |path: &Path, known: &[&str]| path.extension().is_some_and(|own| known.iter().any(|known| own == *known));
+    if !path.is_dir() {
+        return path.is_file() && has(path, &["gguf", "onnx", "safetensors"]);
+    }
+    // a bundle has a safetensors file of its own
+    let has_weights =
+        || std::fs::read_dir(path).is_ok_and(|files| files.flatten().any(|file| has(&file.path(), &["gguf", "onnx"])));
+    !path.join(anec::bundle::FILE_NAME).exists() && (path.join("config.json").is_file() || has_weights())
 }
 
 /// Options for labelling tokens.

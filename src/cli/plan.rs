@@ -6,8 +6,9 @@ use serde_json::json;
 
 use super::input::Input;
 use super::usage::UsageError;
-use super::{print, print_json, progress};
+use super::{gain, print, print_json, progress};
 use anec::advice::chips::{ChipError, ChipTable, ChipTarget};
+use anec::advice::predict::ChipPrediction;
 use anec::advice::search::{SearchLimits, search};
 use anec::advice::{forecast, predict};
 use anec::base::Result;
@@ -41,6 +42,9 @@ pub struct PlanArgs {
     /// Write the manifest to a file instead of printing it
     #[arg(short, long, value_name = "FILE", requires = "search")]
     out: Option<PathBuf>,
+    /// Show every package and function, and the remedies of the forecast
+    #[arg(long, conflicts_with = "json")]
+    details: bool,
     /// Print the plan as JSON
     #[arg(long)]
     json: bool,
@@ -91,6 +95,7 @@ impl PlanArgs {
         notes.extend(of_draft(&plan));
         let forms = FormEstimate::of(manifest, &*opened.model);
         let predictions = predict(manifest, &*opened.model, &plan, targets)?;
+        let gain = gain::note(manifest, &*opened.model, &plan, targets);
         let mut findings = Vec::new();
         for package in &plan.packages {
             // builds the graphs without reading weights
@@ -103,7 +108,7 @@ impl PlanArgs {
             let mut json = report::plan_json(manifest, opened.model.facts(), &plan, &estimate, &forms);
             json["shapes_from"] = opened.source.kind().name().into();
             json["transforms"] = json!(transforms);
-            json["notes"] = json!(notes);
+            json["notes"] = json!(notes.iter().chain(&gain).collect::<Vec<_>>());
             json["forecast"] = json!(findings);
             if !targets.is_empty() {
                 json["predictions"] = json!(predictions);
@@ -111,16 +116,30 @@ impl PlanArgs {
             print_json(&json);
         } else {
             if opened.source.kind() == SourceKind::Shapes {
-                print("shapes from the built-in configuration; weights were not read\n");
+                print("shapes from the built-in configuration; weights were not read");
             }
-            print(&report::plan(manifest, opened.model.facts(), &plan, &estimate, &forms));
-            print(&report::transforms(&transforms, &notes));
+            let facts = opened.model.facts();
+            let transforms = report::transforms(&transforms, &notes);
+            let mut text = match self.details {
+                true => report::plan(manifest, facts, &plan, &estimate, &forms) + &transforms,
+                false => report::plan_summary(manifest, facts, &plan, &estimate) + transforms.trim_start(),
+            };
             if !targets.is_empty() {
-                print(&format!("\n{}", report::predictions(&predictions)));
+                text += &format!("\n{}", self.predictions(&predictions));
             }
-            print(&report::forecast(&findings));
+            if let Some(note) = gain {
+                text += &format!("{note}\n");
+            }
+            let forecast = if self.details { report::forecast } else { report::forecast_summary };
+            text += &format!("\n{}", forecast(&findings));
+            print(&text);
         }
         Ok(0)
+    }
+
+    /// Predictions for the terminal.
+    fn predictions(&self, predictions: &[ChipPrediction]) -> String {
+        if self.details { report::predictions(predictions) } else { report::predictions_summary(predictions) }
     }
 
     fn search(&self, manifest: &Manifest, opened: &Opened, targets: &[ChipTarget<'_>]) -> Result<u8> {
@@ -152,7 +171,7 @@ impl PlanArgs {
             None => print(&found.to_yaml()),
             Some(out) => {
                 print(&report::choices(&found.reasons));
-                print(&format!("\n{}", report::predictions(&found.predictions)));
+                print(&format!("\n{}", self.predictions(&found.predictions)));
                 print(&format!("wrote the manifest to {}", out.display()));
             }
         }

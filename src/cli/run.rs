@@ -11,6 +11,7 @@ use serde_json::json;
 
 use super::draft::DraftArgs;
 use super::model::{Runner, TEXT_PRECISION};
+use super::package::PackageArgs;
 use super::sampling::SamplingArgs;
 use super::usage::UsageError;
 use super::{print, print_json};
@@ -23,7 +24,8 @@ use anec::runtime::{
 
 /// Generate text from a prompt
 ///
-/// The text is streamed to stdout; the speed goes to stderr.
+/// The text is streamed to stdout; the speed goes to stderr. With --inputs, a function of any .mlpackage is called
+/// once.
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("precision", TEXT_PRECISION))]
 pub struct RunArgs {
@@ -35,6 +37,8 @@ pub struct RunArgs {
     sampling: SamplingArgs,
     #[command(flatten)]
     draft: DraftArgs,
+    #[command(flatten)]
+    package: PackageArgs,
     /// Constrain the output to the JSON Schema in this file
     #[arg(long, value_name = "FILE", conflicts_with = "ids")]
     json_schema: Option<PathBuf>,
@@ -47,7 +51,7 @@ pub struct RunArgs {
 #[derive(Debug, clap::Args)]
 struct Prompt {
     /// Prompt; `-` reads it from stdin
-    #[arg(long, value_name = "TEXT", required_unless_present = "ids", conflicts_with = "ids")]
+    #[arg(long, value_name = "TEXT", required_unless_present_any = ["ids", "inputs"], conflicts_with = "ids")]
     prompt: Option<String>,
     /// Token ids
     #[arg(long, value_delimiter = ',', value_name = "ID,ID,…")]
@@ -65,6 +69,9 @@ struct Prompt {
 
 impl RunArgs {
     pub(super) fn run(self) -> Result<u8> {
+        if self.package.inputs.is_some() {
+            return self.package.run(self.runner.path(), self.runner.exact_precision(), self.json);
+        }
         let model = self.runner.load()?;
         model.continues_texts()?;
         // the vocabulary is read while the weights load

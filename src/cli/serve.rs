@@ -53,21 +53,21 @@ pub struct ServeArgs {
     timeout: u64,
     /// Time limit for receiving a request
     #[arg(long, value_name = "S", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
-    #[arg(conflicts_with_all = ["stdin", "socket"])]
+    #[arg(hide = true, conflicts_with_all = ["stdin", "socket"])]
     read_timeout: u64,
     /// Time limit for a client to accept a part of its answer
     #[arg(long, value_name = "S", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
-    #[arg(conflicts_with = "stdin")]
+    #[arg(hide = true, conflicts_with = "stdin")]
     write_timeout: u64,
     /// Grace period for unfinished answers on shutdown
-    #[arg(long, value_name = "S", default_value_t = 30, conflicts_with_all = ["stdin", "socket"])]
+    #[arg(long, value_name = "S", default_value_t = 30, hide = true, conflicts_with_all = ["stdin", "socket"])]
     grace: u64,
     /// Maximum size of a request
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = clap::value_parser!(u32).range(1..))]
     max_body: u32,
     /// Maximum number of connections
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..))]
-    #[arg(conflicts_with = "stdin")]
+    #[arg(hide = true, conflicts_with = "stdin")]
     connections: u16,
     /// API key that clients have to send
     #[arg(long, value_name = "KEY", env = API_KEY, hide_env_values = true, value_parser = api_key)]

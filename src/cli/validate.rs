@@ -12,7 +12,7 @@ use anec::convert::files;
 use anec::coreml::ComputePlan;
 use anec::exec::Precision;
 use anec::report;
-use anec::validate::GatesReport;
+use anec::validate::{GatesReport, Verdict, parity, residency};
 use anec::{Gate, Validator, find_bundle};
 
 /// Verify a bundle, gate by gate
@@ -64,6 +64,9 @@ pub struct ValidateArgs {
     /// Write the compute plan that residency reads on this Mac
     #[arg(long, value_name = "FILE")]
     plan_out: Option<PathBuf>,
+    /// Show every check
+    #[arg(long)]
+    details: bool,
     /// Exit with 0 if gates could not run here and none failed
     #[arg(long)]
     allow_unproven: bool,
@@ -146,6 +149,20 @@ impl ValidateArgs {
         Ok(validator)
     }
 
+    /// Report for the terminal, with the options that unproven gates need.
+    fn text(&self, report: &GatesReport) -> String {
+        let mut text = if self.details { report::gates(report) } else { report::gates_summary(report) };
+        let unproven =
+            |name: &str| report.gates.iter().any(|gate| gate.gate == name && gate.verdict == Verdict::Unproven);
+        if self.golden.is_none() && unproven(parity::GATE) {
+            text.push_str("help: --golden FILE names a golden; `anec golden` computes one\n");
+        }
+        if self.plan.is_none() && unproven(residency::GATE) {
+            text.push_str("help: --plan-out FILE writes a compute plan on a Mac; --plan FILE judges it anywhere\n");
+        }
+        text
+    }
+
     fn write(&self, report: &GatesReport, plan: Option<&ComputePlan>) -> Result<()> {
         let write = |path: &Option<PathBuf>, text: &dyn Fn() -> String| -> Result<()> {
             match path {
@@ -162,11 +179,11 @@ impl ValidateArgs {
             Some(path) if path.as_os_str() == "-" => print_json(report),
             Some(path) => {
                 files::write_json(path, report)?;
-                print(&report::gates(report));
+                print(&self.text(report));
             }
             // a report on stdout replaces the table
             None if [&self.junit, &self.markdown, &self.html].iter().any(|path| is_stdout(path)) => {}
-            None => print(&report::gates(report)),
+            None => print(&self.text(report)),
         }
         Ok(())
     }

@@ -80,15 +80,14 @@ struct Parts<'a> {
 
 impl<'a> Parts<'a> {
     fn of(folder: &'a Path, bundle: &'a Bundle) -> Result<Self> {
-        let wrong = |problem: String| {
-            ExportError {
+        let wrong = |problem: String| ExportError {
             path: folder.to_owned(),
             problem,
-            help: "convert it again with --set state=unified --set kv_write=slice --set lengths.fixed='[1, 64]' --set \
-                   shards.max_mb=8000, and one context that is a multiple of 64; models with windows, experts or recurrences have \
-                   no place in the layout"
-                .into(),
-        }
+            help:
+                "convert it again with `state: unified`, `kv_write: slice`, `lengths.fixed: [1, 64]`, `shards.max_mb: \
+                   8000` and one context that is a multiple of 64; models with windows, experts or recurrences have no \
+                   place in the layout"
+                    .into(),
         };
         if bundle.model.task != Task::TextGeneration {
             return Err(wrong("the bundle doesn't generate text, which the layout requires".into()).into());

@@ -112,10 +112,9 @@ impl<'a> SwiftModel<'a> {
         let wrong = |problem: String| ExportError {
             path: folder.to_owned(),
             problem,
-            help:
-                "convert it again with --set state=host --set lengths.range='[1, 512]'; models with windows, experts, \
+            help: "convert it again with `state: host` and `lengths.range: [1, 512]`; models with windows, experts, \
                    recurrences or shared keys have no place in the package"
-                    .into(),
+                .into(),
         };
         if bundle.model.task != Task::TextGeneration {
             return Err(wrong("the bundle doesn't generate text, which the library requires".into()).into());

@@ -70,6 +70,7 @@ pub mod workload;
 
 pub use error::ConvertError;
 pub use estimate::{Estimate, FormEstimate};
+pub use exported::ExportError;
 pub use pipeline::{Choose, Chosen, ConvertOptions, Outcome, convert, convert_chosen};
 pub use plan::ConvertPlan;
 pub use report::CalibrationReport;

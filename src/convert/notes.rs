@@ -1,10 +1,10 @@
 //! Notes about a successful conversion: one sentence each.
 
 use super::plan::ConvertPlan;
-use super::report::{ConvertReport, TensorReport};
+use super::report::{ConvertReport, QualityReport, TensorReport};
 use anec_bundle::{Bundle, Task};
 use anec_family::FamilyModel;
-use anec_manifest::{Granularity, Manifest, Role, Transform, Transforms, WeightFormat};
+use anec_manifest::{Feedback, Granularity, Manifest, Quant, Role, Transform, Transforms, WeightFormat};
 use anec_source::{Description, Source};
 use serde_json::Value as Json;
 
@@ -121,16 +121,28 @@ pub fn of_losses(report: &ConvertReport) -> Option<String> {
         worst.iter().take(NAMED).map(|tensor| format!("{} ({:.0} %)", tensor.name, 100.0 * loss(tensor))).collect();
     let more = if count > NAMED { format!(" and {} more", count - NAMED) } else { String::new() };
     let remedy = match (first.weights, first.granularity) {
-        (WeightFormat::Int8, Some(Granularity::PerTensor)) => "--set quant.granularity=per_channel",
-        (WeightFormat::Int8, _) => "--set quant.weights=none",
-        (WeightFormat::Int4, Some(Granularity::Block(_))) => "--set quant.weights=int8",
-        (WeightFormat::Int4, _) => "--set quant.granularity={block: 32}",
-        (_, Some(Granularity::PerTensor)) if !first.row_scale => "--set quant.row_scale=true",
-        (WeightFormat::Palette8, _) => "--set quant.weights=none",
-        _ => "--set quant.weights=palette8",
+        (WeightFormat::Int8, Some(Granularity::PerTensor)) => "quant.granularity: per_channel",
+        (WeightFormat::Int8, _) => "quant.weights: none",
+        (WeightFormat::Int4, Some(Granularity::Block(_))) => "quant.weights: int8",
+        (WeightFormat::Int4, _) => "quant.granularity: {block: 32}",
+        (_, Some(Granularity::PerTensor)) if !first.row_scale => "quant.row_scale: true",
+        (WeightFormat::Palette8, _) => "quant.weights: none",
+        _ => "quant.weights: palette8",
     };
     let named = named.join(", ");
     Some(format!("large quantization error (relative rms) of {named}{more}; `{remedy}` reduces it"))
+}
+
+/// Note on a converted model whose logits differ too much from those of the source's own weights.
+pub fn of_quality(quality: &QualityReport, quant: &Quant) -> Option<String> {
+    let remedy = match quant.feedback {
+        Feedback::None => "`quant.feedback: gptq`, finer scales (`quant.granularity`) or more bits (`quant.weights`)",
+        _ => {
+            "finer scales (`quant.granularity`), more bits (`quant.weights`) or fp16 for some roles (`quant.overrides`)"
+        }
+    };
+    let missed = quality.missed.join(", ");
+    (!quality.missed.is_empty()).then(|| format!("the parity gate would fail: {missed}; {remedy} lose less"))
 }
 
 /// Note on a tokenizer that the runtime can't read.
@@ -161,7 +173,16 @@ mod tests {
         let package = PackageReport { package: "p".into(), weight_bytes: 0, seconds: 0.0, tensors };
         let (run, notes) = (RunReport::default(), vec![]);
         let (anec_version, name) = Default::default();
-        ConvertReport { anec_version, name, run, packages: vec![package], notes, calibration: None, plan: None }
+        ConvertReport {
+            anec_version,
+            name,
+            run,
+            packages: vec![package],
+            notes,
+            calibration: None,
+            quality: None,
+            plan: None,
+        }
     }
 
     #[test]
@@ -170,9 +191,9 @@ mod tests {
         assert_eq!(
             of_losses(&report(&[0.01, 0.2, 0.87], Granularity::PerTensor)).unwrap(),
             "quantization lost much (relative rms error) of w2 (87 %), w1 (20 %); \
-             `--set quant.granularity=per_channel` loses less"
+             `quant.granularity: per_channel` loses less"
         );
         let note = of_losses(&report(&[0.5, 0.2, 0.3, 0.4, 0.6], Granularity::PerChannel)).unwrap();
-        assert!(note.contains("w4 (60 %), w0 (50 %), w3 (40 %) and 2 more; `--set quant.weights=none`"), "{note}");
+        assert!(note.contains("w4 (60 %), w0 (50 %), w3 (40 %) and 2 more; `quant.weights: none`"), "{note}");
     }
 }

@@ -186,6 +186,7 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
         packages: written.packages.into_iter().map(|package| package.report).collect(),
         notes: run.notes,
         calibration: chosen.as_ref().map(|chosen| chosen.report.clone()),
+        quality: None,
         plan: None,
     };
     report.notes.extend(notes::of_losses(&report));

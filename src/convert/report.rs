@@ -32,6 +32,9 @@ pub struct ConvertReport {
     /// Calibration that chose codes, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<CalibrationReport>,
+    /// Quality of the converted model, if measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quality: Option<QualityReport>,
     /// Reasons for the formats of roles and layers, if a budget chose them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<PlanReport>,
@@ -47,6 +50,26 @@ impl ConvertReport {
         }
         self
     }
+}
+
+/// Quality of a converted model: its logits against those of the source's own weights, both in f32.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct QualityReport {
+    /// Tokens of the built-in text.
+    pub tokens: u64,
+    /// Mean KL divergence of the next-token probabilities, in nats.
+    pub kl: f64,
+    /// Fraction of positions with the same most likely token.
+    pub top1: f64,
+    /// First percentile of the logits' cosines.
+    pub p1: f64,
+    /// Smallest cosine of the logits.
+    pub cosine: f64,
+    /// Thresholds of the parity gate that are missed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missed: Vec<String>,
+    /// Time of the measurement in seconds.
+    pub seconds: f64,
 }
 
 /// Formats chosen under a budget, with the reasons.

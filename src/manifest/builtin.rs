@@ -26,6 +26,11 @@ impl Builtin {
         let line = self.text.lines().find_map(|line| line.strip_prefix("# doubted:"));
         line.unwrap_or_default().split(',').map(str::trim).filter(|rule| !rule.is_empty())
     }
+
+    /// Gate that the manifest's form is known to fail, from a comment line `# gate: …`.
+    pub fn failed_gate(&self) -> Option<&'static str> {
+        self.text.lines().find_map(|line| line.strip_prefix("# gate: "))
+    }
 }
 
 macro_rules! builtin {

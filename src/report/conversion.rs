@@ -24,9 +24,13 @@ pub fn conversion(path: &Path, bundle: &Bundle, report: &ConvertReport) -> Strin
             smallest_cosine(package).map_or_else(|| "-".into(), |cosine| format!("{cosine:.6}")),
         ]
     });
-    let mut text = table(&["package", "holds", ">functions", ">weights", ">cosine"], rows);
+    table(&["package", "holds", ">functions", ">weights", ">cosine"], rows) + &totals(path, bundle, report)
+}
+
+/// Size, time and memory of a conversion, and its largest losses.
+pub(super) fn totals(path: &Path, bundle: &Bundle, report: &ConvertReport) -> String {
     let run = &report.run;
-    text.push_str(&format!(
+    let mut text = format!(
         "\n{}: {}, {} in {}; {:.1} s, {:.1} s of processor time, {} of memory at most\n",
         path.display(),
         bundle.name,
@@ -35,7 +39,7 @@ pub fn conversion(path: &Path, bundle: &Bundle, report: &ConvertReport) -> Strin
         run.seconds,
         run.cpu_seconds,
         bytes(run.peak_memory_bytes),
-    ));
+    );
     if run.resumed_packages > 0 {
         text.push_str(&format!("{} were finished by an earlier run\n", counted(run.resumed_packages, "package")));
     }
@@ -48,6 +52,12 @@ pub fn conversion(path: &Path, bundle: &Bundle, report: &ConvertReport) -> Strin
             .collect();
         text.push_str(&format!("quantization lost most (relative rms error): {}\n", list.join(", ")));
     }
+    if let Some(quality) = &report.quality {
+        text.push_str(&format!(
+            "against the source's own weights, {} tokens: KL {:.4}, top-1 {:.3}, cosine {:.4} (p1), {:.4} (min); {:.1} s\n",
+            quality.tokens, quality.kl, quality.top1, quality.p1, quality.cosine, quality.seconds,
+        ));
+    }
     let sum = |count: fn(&anec_quant::Loss) -> u64| -> u64 {
         report.packages.iter().flat_map(|p| &p.tensors).filter_map(|t| t.loss.as_ref()).map(count).sum()
     };
@@ -59,7 +69,7 @@ pub fn conversion(path: &Path, bundle: &Bundle, report: &ConvertReport) -> Strin
 }
 
 /// Smallest cosine among a package's quantized weights.
-fn smallest_cosine(package: &PackageReport) -> Option<f64> {
+pub(super) fn smallest_cosine(package: &PackageReport) -> Option<f64> {
     let cosines = package.tensors.iter().filter(|t| t.granularity.is_some()).filter_map(|t| t.loss.map(|l| l.cosine));
     cosines.min_by(f64::total_cmp)
 }

@@ -44,7 +44,7 @@ pub fn gates(report: &GatesReport) -> String {
     text
 }
 
-fn line(gate: &GateReport, check: &Check) -> String {
+pub(super) fn line(gate: &GateReport, check: &Check) -> String {
     let detail = check.detail.as_deref().unwrap_or_default();
     format!("  {}: {}: {}: {detail}\n", gate.gate, check.subject, check.claim)
 }
@@ -111,11 +111,12 @@ fn measures(gate: &GateReport) -> Option<String> {
         .collect();
     let head = ["", ">worst", ">p1", ">median", ">max diff", ">norm ratio", ">top-1", ">KL", ">greedy", "verdict"];
     let head: Vec<&str> = [gate.gate.as_str()].into_iter().chain(head.into_iter().skip(1)).collect();
-    (!rows.is_empty()).then(|| table(&head, rows) + &perplexities(gate) + &positions(gate) + &least_layers(gate))
+    (!rows.is_empty())
+        .then(|| table(&head, rows) + &perplexities(gate).concat() + &positions(gate) + &least_layers(gate))
 }
 
 /// Lines with the perplexities.
-fn perplexities(gate: &GateReport) -> String {
+pub(super) fn perplexities(gate: &GateReport) -> Vec<String> {
     let line = |check: &Check| {
         let measured = |name: &str| check.measured.get(name);
         let (ours, golden) = (measured("perplexity")?, measured("golden_perplexity")?);

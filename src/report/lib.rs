@@ -27,6 +27,7 @@ mod plot;
 mod prediction;
 mod residency;
 mod sensitivities;
+mod summary;
 
 pub use bisection::bisection;
 pub use card::{CardFacts, card};
@@ -40,6 +41,7 @@ pub use markdown::markdown;
 pub use planned::{manifests, plan, plan_json, transforms};
 pub use prediction::{choices, predictions};
 pub use sensitivities::{sensitivities, sensitivities_svg};
+pub use summary::{conversion_summary, forecast_summary, gates_summary, plan_summary, predictions_summary};
 
 /// Formats a number of bytes with a suitable unit: `2.0 kB`, `250.0 MB` (powers of 1000).
 pub fn bytes(count: u64) -> String {

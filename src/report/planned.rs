@@ -19,21 +19,6 @@ pub fn plan(
     estimate: &Estimate,
     forms: &[FormEstimate],
 ) -> String {
-    let name = manifest.name.as_deref().unwrap_or("model");
-    let Quant { weights, granularity, row_scale, .. } = manifest.quant;
-    let quant = match (weights, row_scale) {
-        (WeightFormat::None, _) => "fp16 weights".to_owned(),
-        (weights, false) => format!("{weights} weights {granularity}"),
-        (weights, true) => format!("{weights} weights {granularity} with row scales"),
-    };
-    let mut text = format!(
-        "{name}: {}, {} layers of {}, vocabulary {}; {quant}, context {}\n\n",
-        facts.family,
-        facts.num_layers,
-        facts.hidden_size,
-        facts.vocab_size,
-        plan.contexts.iter().map(u64::to_string).collect::<Vec<_>>().join(", "),
-    );
     let rows = plan.packages.iter().map(|package| {
         vec![
             format!("{}.mlpackage", package.name),
@@ -43,27 +28,54 @@ pub fn plan(
             bytes(package.state_bytes.last().copied().unwrap_or(0)),
         ]
     });
-    text.push_str(&table(&["package", "holds", "functions", ">weights", ">state"], rows));
+    let table = table(&["package", "holds", "functions", ">weights", ">state"], rows);
+    header(manifest, facts, plan) + &table + &totals(plan, estimate) + &experts(forms)
+}
+
+/// Model and form of a plan.
+pub(super) fn header(manifest: &Manifest, facts: &FamilyFacts, plan: &ConvertPlan) -> String {
+    let name = manifest.name.as_deref().unwrap_or("model");
+    let Quant { weights, granularity, row_scale, .. } = manifest.quant;
+    let quant = match (weights, row_scale) {
+        (WeightFormat::None, _) => "fp16 weights".to_owned(),
+        (weights, false) => format!("{weights} weights {granularity}"),
+        (weights, true) => format!("{weights} weights {granularity} with row scales"),
+    };
+    format!(
+        "{name}: {}, {} layers of {}, vocabulary {}; {quant}, context {}\n\n",
+        facts.family,
+        facts.num_layers,
+        facts.hidden_size,
+        facts.vocab_size,
+        plan.contexts.iter().map(u64::to_string).collect::<Vec<_>>().join(", "),
+    )
+}
+
+/// Sizes and speed of a plan.
+pub(super) fn totals(plan: &ConvertPlan, estimate: &Estimate) -> String {
     let [slow, fast] = estimate.tokens_per_second;
-    text.push_str(&format!(
-        "\n{}: {} of weights, {} of state\n{} streamed per token in {}\n{slow:.0} to {fast:.0} tokens per second ({})\n",
+    format!(
+        "\n{}: {} of weights, {} of state\n{} streamed per token in {}\n{slow:.0} to {fast:.0} decode tok/s ({})\n",
         counted(plan.packages.len(), "package"),
         bytes(plan.weight_bytes()),
         bytes(plan.state_bytes()),
         bytes(estimate.weight_bytes_per_token),
         counted(estimate.calls_per_token, "call"),
         Estimate::ASSUMPTION,
-    ));
-    if !forms.is_empty() {
-        let rows = forms.iter().map(|FormEstimate { experts, estimate }| {
-            let [slow, fast] = estimate.tokens_per_second;
-            let (streamed, calls) = (bytes(estimate.weight_bytes_per_token), estimate.calls_per_token.to_string());
-            vec![experts.to_string(), streamed, calls, format!("{slow:.0} to {fast:.0}")]
-        });
-        text.push('\n');
-        text.push_str(&table(&["experts", ">streamed per token", ">calls", ">tok/s"], rows));
+    )
+}
+
+/// Estimates of every form of experts.
+fn experts(forms: &[FormEstimate]) -> String {
+    if forms.is_empty() {
+        return String::new();
     }
-    text
+    let rows = forms.iter().map(|FormEstimate { experts, estimate }| {
+        let [slow, fast] = estimate.tokens_per_second;
+        let (streamed, calls) = (bytes(estimate.weight_bytes_per_token), estimate.calls_per_token.to_string());
+        vec![experts.to_string(), streamed, calls, format!("{slow:.0} to {fast:.0}")]
+    });
+    format!("\n{}", table(&["experts", ">streamed per token", ">calls", ">decode tok/s"], rows))
 }
 
 /// Formats the weight transforms, with notes about those that are left out.
@@ -149,7 +161,10 @@ pub fn manifests(all: &[(&Builtin, Manifest)]) -> String {
         vec![builtin.name.to_owned(), or_dash(&m.family), or_dash(&m.source), contexts, doubted]
     });
     let table = table(&["name", "family", "source", ">context", "doubted"], rows);
+    let failing = all.iter().filter_map(|(builtin, _)| Some((builtin.name, builtin.failed_gate()?)));
+    let failing: String = failing.map(|(name, gate)| format!("{name}: {gate}\n")).collect();
     format!(
-        "{table}\ndoubted: rules that advise against the default form; `anec explain RULE` shows them, `--for CHIP` avoids them\n"
+        "{table}\ndoubted: rules that advise against the default form; `anec explain RULE` shows them, `--for CHIP` avoids \
+         them\n{failing}"
     )
 }

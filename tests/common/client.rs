@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::common::folder::repository;
 use crate::common::http::Server;
 
-/// Has the client do everything in `openai_client.py`, where there is a Python with it; says so loudly where there
+/// Has the client do everything in `openai_client.py`, where there is a Python with it; Warns where there
 /// isn't.
 pub fn check(server: &Server, model: &str) {
     run("tests/openai_client.py", server, model);

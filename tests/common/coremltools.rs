@@ -11,7 +11,7 @@ pub struct Verdict {
     pub json: serde_json::Value,
 }
 
-/// The Python with coremltools, as `ANEC_PYTHON` names it. Says so loudly, past the test harness, where there is none.
+/// The Python with coremltools, as `ANEC_PYTHON` names it. Warns, past the test harness, where there is none.
 pub fn python() -> Option<PathBuf> {
     let python = std::env::var_os("ANEC_PYTHON").map(PathBuf::from);
     if python.is_none() {

@@ -27,8 +27,8 @@ fn product(choices: &[usize]) -> Vec<Vec<usize>> {
     })
 }
 
-/// Combinations in which any choices of any `strength` factors occur together at least once. Greedy, the same every time; the
-/// first is the first choice of every factor.
+/// Combinations in which any choices of any `strength` factors occur together at least once. Greedy, the same every
+/// time; the first is the first choice of every factor.
 pub fn covering(choices: &[usize], strength: usize) -> Vec<Vec<usize>> {
     let all: Vec<(Vec<usize>, Vec<ChoiceTuple>)> =
         product(choices).into_iter().map(|c| (c.clone(), tuples(&c, strength))).collect();

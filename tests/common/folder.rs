@@ -21,7 +21,7 @@ pub fn anec() -> Command {
     command
 }
 
-/// Runs the program; gives exit code, stdout and stderr.
+/// Runs the program; returns exit code, stdout and stderr.
 pub fn run(arguments: &[&str]) -> (i32, String, String) {
     finish(anec().args(arguments).output().unwrap())
 }

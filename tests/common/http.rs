@@ -108,7 +108,7 @@ impl Server {
         assert!(status.success());
     }
 
-    /// Waits for the end of the process; gives its exit code.
+    /// Waits for the end of the process; returns its exit code.
     pub fn wait(&mut self) -> Option<i32> {
         self.child.wait().unwrap().code()
     }
