@@ -23,7 +23,10 @@ impl ManifestsArgs {
         let Some(name) = self.name else {
             let all = builtin::all().iter().map(|b| Ok((b, read(b)?))).collect::<Result<Vec<_>>>()?;
             if self.json {
-                let row = |(b, manifest): &(&builtin::Builtin, Manifest)| json!({"name": b.name, "manifest": manifest, "doubted": b.doubted().collect::<Vec<_>>(), "failed_gate": b.failed_gate()});
+                let row = |(b, manifest): &(&builtin::Builtin, Manifest)| {
+                    let doubted: Vec<&str> = b.doubted().collect();
+                    json!({"name": b.name, "manifest": manifest, "doubted": doubted, "failed_gate": b.failed_gate()})
+                };
                 print_json(&all.iter().map(row).collect::<Vec<_>>());
             } else {
                 print(&report::manifests(&all));
