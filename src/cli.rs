@@ -27,6 +27,7 @@ mod input;
 mod inspect;
 mod logits;
 mod manifests;
+mod migrate;
 mod model;
 mod pack;
 mod package;
@@ -111,7 +112,7 @@ enum Verb {
     Plan(plan::PlanArgs),
     /// Measure the cost of number formats by role and layer, and choose formats under a budget
     Quant(quant::QuantArgs),
-    /// Show the contents of a source, a package or a bundle
+    /// Show the contents of a source, a package, an asset of Core AI or a bundle
     Inspect(inspect::InspectArgs),
     /// List cached bundles
     Ls(cache::ListArgs),
@@ -125,6 +126,8 @@ enum Verb {
     Pull(share::PullArgs),
     /// Export a bundle in the layout of another runtime
     Export(export::ExportArgs),
+    /// Turn a Core ML package into an asset of Core AI
+    Migrate(migrate::MigrateArgs),
     /// Pack a bundle into one reproducible zip file
     Pack(pack::PackArgs),
     /// Unpack a bundle
@@ -170,6 +173,7 @@ impl Verb {
             Verb::Push(args) => args.run(),
             Verb::Pull(args) => args.run(),
             Verb::Export(args) => args.run(),
+            Verb::Migrate(args) => args.run(),
             Verb::Pack(args) => args.run(),
             Verb::Unpack(args) => args.run(),
             Verb::Explain(args) => args.run(),

@@ -217,6 +217,48 @@ fn packages_cut_anywhere() {
     }
 }
 
+/// Assets of Core AI: Apple's, and one of ours with states and several functions.
+fn assets() -> Vec<(String, Vec<u8>)> {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let apples = ["activations", "weights", "functions"].map(|name| {
+        let path = fixtures.join("coreai").join(format!("{name}.aimodel/main.mlirb"));
+        (name.to_owned(), std::fs::read(path).unwrap())
+    });
+    let ours = ["state_decoder_slice", "multifunction", "lut4_grouped"].map(|name| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.aimodel");
+        let package = anec::package::open(&fixtures.join("coremltools").join(name).join("model.mlpackage")).unwrap();
+        let migration = anec::coreai::migrate::migrate(&package, &Default::default()).unwrap();
+        anec::coreai::write(&migration.module, &path, &Default::default()).unwrap();
+        (name.to_owned(), std::fs::read(path.join("main.mlirb")).unwrap())
+    });
+    apples.into_iter().chain(ours).collect()
+}
+
+#[test]
+fn damaged_assets() {
+    let refused = Cell::new(0);
+    for (name, whole) in assets() {
+        exercise::asset(whole.clone()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let mut runner = proptest::test_runner::TestRunner::new(config(500));
+        let tried = runner.run(&damages(), |damages| {
+            let bytes = damaged(&whole, &damages);
+            if let Err(error) = frugally(|| exercise::asset(bytes)) {
+                let text = error.to_string();
+                prop_assert!(text.starts_with("memory, byte "), "{text}");
+                refused.set(refused.get() + 1);
+            }
+            Ok(())
+        });
+        tried.unwrap_or_else(|error| panic!("{name}: {error}"));
+        let step = (whole.len() / 500).max(1);
+        for length in (0..whole.len()).step_by(step) {
+            assert!(frugally(|| exercise::asset(whole[..length].to_vec())).is_err(), "{name} of {length} bytes");
+        }
+    }
+    assert!(refused.get() > 1500, "{} of 3000 damaged assets are refused", refused.get());
+}
+
 /// The texts of the filetests.
 fn texts() -> Vec<String> {
     let mut texts = Vec::new();

@@ -30,6 +30,8 @@ mod calibrate;
 mod chips;
 mod config_surprises;
 mod convert;
+mod coreai;
+mod coreai_runtime;
 mod coremltools;
 mod drafts;
 mod encoders;

@@ -50,7 +50,7 @@
 //! | 6 | [`advice`], [`calibrate`] | chips, rules, forecasts, predictions, search; calibrated quantization |
 //! | 5 | [`convert`], [`serve`] | conversion: plan, build, quantize, write, compile; the HTTP server |
 //! | 4 | [`family`], [`quant`], [`runtime`] | model graphs; number formats; sessions, sampling, tokenizers |
-//! | 3 | [`source`], [`exec`], [`coreml`] | GGUF, safetensors and ONNX; the CPU executor; Core ML on a Mac |
+//! | 3 | [`source`], [`exec`], [`coreml`], [`coreai`] | GGUF, safetensors and ONNX; the CPU executor; Core ML on a Mac; Core AI's .aimodel files |
 //! | 2 | [`bundle`], [`package`] | bundle.json; reading and writing .mlpackage files |
 //! | 1 | `hub`, [`manifest`], [`mil`] | the Hugging Face hub; conversion manifests; Core ML's intermediate language |
 //! | 0 | [`base`], `kernels` | errors, files, progress; inner loops, threads and vector units |
@@ -89,8 +89,8 @@ pub use {
     anec_validate as validate,
 };
 pub use {
-    anec_base as base, anec_base::error, anec_bundle as bundle, anec_coreml as coreml, anec_exec as exec,
-    anec_manifest as manifest, anec_mil as mil, anec_package as package, anec_runtime as runtime,
+    anec_base as base, anec_base::error, anec_bundle as bundle, anec_coreai as coreai, anec_coreml as coreml,
+    anec_exec as exec, anec_manifest as manifest, anec_mil as mil, anec_package as package, anec_runtime as runtime,
 };
 #[cfg(feature = "convert")]
 pub use {

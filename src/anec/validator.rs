@@ -6,15 +6,16 @@ use std::sync::Arc;
 
 use anec_advice::forecast;
 use anec_base::progress::{Progress, ProgressEvent};
-use anec_base::{FileError, Result};
+use anec_base::{Fault, FileError, Result};
 use anec_bundle::{Bundle, FILE_NAME};
 use anec_convert::files;
+use anec_coreai::bridge::BridgeOptions;
 use anec_coreml::cache::Cache;
 use anec_coreml::{ComputePlan, ComputeUnits, CoreMl};
 use anec_exec::Precision;
 use anec_manifest::Gates;
 use anec_package as package;
-use anec_runtime::{LoadedModel, RuntimeError, Tokenizer, coreml};
+use anec_runtime::{LoadedModel, RuntimeError, Tokenizer, coreai, coreml};
 use anec_validate::verdict::PackageFacts;
 use anec_validate::{
     Candidate, Check, GateReport, GatesReport, Golden, Thresholds, Verdict, first_deviation, numerics, parity, prompts,
@@ -71,6 +72,7 @@ pub struct Validator {
     golden: Option<Reference>,
     precisions: Vec<Precision>,
     core_ml: Option<ComputeUnits>,
+    core_ai: Option<BridgeOptions>,
     text: Option<String>,
     positions: usize,
     plan: Option<PathBuf>,
@@ -88,6 +90,7 @@ impl Validator {
             golden: None,
             precisions: vec![Precision::F32, Precision::F16],
             core_ml: None,
+            core_ai: None,
             text: None,
             positions: 256,
             plan: None,
@@ -129,6 +132,12 @@ impl Validator {
     /// Sets Core ML's devices, to run parity on Core ML instead of the CPU.
     pub fn core_ml(mut self, units: Option<ComputeUnits>) -> Self {
         self.core_ml = units;
+        self
+    }
+
+    /// Sets Apple's Core AI runtime for parity, in place of the CPU.
+    pub fn core_ai(mut self, options: Option<BridgeOptions>) -> Self {
+        self.core_ai = options;
         self
     }
 
@@ -192,7 +201,11 @@ impl Validator {
             gates.push(structure(&bundle, folder));
         }
         if self.wants(Gate::Numerics) {
-            gates.push(tried(&gates, numerics::GATE, self.numerics(&bundle, folder))?);
+            let gate = match bundle.manifest.format.is_coreml() {
+                true => self.numerics(&bundle, folder),
+                false => Ok(unproven(numerics::GATE, "only programs in MIL can be computed in half precision here")),
+            };
+            gates.push(tried(&gates, numerics::GATE, gate)?);
         }
         if self.wants(Gate::Parity) {
             gates.push(tried(&gates, parity::GATE, self.parity(&bundle, folder))?);
@@ -267,9 +280,20 @@ impl Validator {
             None if own.exists() => Golden::read(&own)?,
             None => return Ok(parity::without_golden()),
         };
-        let candidates = match self.core_ml {
-            None => candidates(folder, &self.precisions)?,
-            Some(units) => {
+        let candidates = match (self.core_ml, &self.core_ai) {
+            (None, Some(options)) => match coreai::open(folder, options) {
+                Ok(model) => vec![Candidate { name: coreai::NAME.into(), model, layers: false }],
+                // no runtime here proves nothing
+                Err(error) if error.fault() == Fault::Platform => {
+                    return Ok(unproven(parity::GATE, &error.to_string()));
+                }
+                Err(error) => return Err(error),
+            },
+            (None, None) if !bundle.manifest.format.is_coreml() => {
+                return Ok(unproven(parity::GATE, "Apple's Core AI runtime runs the bundle's asset (backend coreai)"));
+            }
+            (None, None) => candidates(folder, &self.precisions)?,
+            (Some(units), _) => {
                 let model = coreml::open(folder, units, None)?;
                 self.progress.note(&format!("Core ML with {units}"));
                 vec![Candidate { name: units.to_string(), model, layers: false }]
@@ -277,7 +301,7 @@ impl Validator {
         };
         let report = parity(&candidates, &golden, &Thresholds::of(&bundle.manifest.gates).parity)?;
         let mut checks = report.checks;
-        if self.core_ml.is_none() && !golden.tokens.is_empty() {
+        if self.core_ml.is_none() && self.core_ai.is_none() && !golden.tokens.is_empty() {
             for (candidate, precision) in candidates.iter().zip(&self.precisions) {
                 let Precision::Ane(effects) = precision else { continue };
                 let own = |check: &&Check| check.subject.starts_with(&candidate.name);
@@ -307,6 +331,11 @@ impl Validator {
         }
         Ok((residency::judge(bundle, folder, &plan, Path::new("just taken"), &thresholds)?, Some(plan)))
     }
+}
+
+/// Report of a gate that can't run here.
+fn unproven(gate: &str, reason: &str) -> GateReport {
+    GateReport::new(gate, vec![Check::unproven("bundle", "it computes what it should", reason)])
 }
 
 /// Report of a gate that runs the bundle. If the bundle is known to be broken, an error means that the gate failed.

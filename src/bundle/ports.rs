@@ -17,7 +17,7 @@ pub struct Port {
 }
 
 /// Value of attention and band masks where a token may not attend. Not -inf, because fp16 hardware returns NaN for rows
-/// of only -inf.
+/// of only -inf. Core AI takes -40000 instead.
 pub const MASKED: f32 = -1e4;
 
 /// One dimension of a port.

@@ -51,7 +51,7 @@ impl FileDigest {
     }
 }
 
-/// A `.mlpackage`.
+/// A `.mlpackage`, or the `.aimodel` of a bundle of Core AI.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PackageEntry {
     /// Folder name within the bundle.

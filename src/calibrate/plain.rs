@@ -8,7 +8,8 @@ use anec_bundle::Bundle;
 use anec_convert::open::{Opened, open, resolve};
 use anec_convert::{ConvertOptions, ConvertPlan, convert};
 use anec_manifest::{
-    Contexts, ExpertsForm, KvWrite, Lengths, LinearForm, LmHead, Manifest, Quant, Shards, Transforms, WeightFormat,
+    Contexts, ExpertsForm, KvWrite, Lengths, LinearForm, LmHead, Manifest, ProgramFormat, Quant, Shards, Transforms,
+    WeightFormat,
 };
 use anec_runtime::host::TokenRun;
 use anec_runtime::{HiddenFrame, HostTables};
@@ -89,6 +90,8 @@ fn unquantized(manifest: &Manifest, opened: &Opened) -> Manifest {
         context: Contexts::One(WINDOW),
         lengths: Lengths::Range([1, WINDOW]),
         kv_write: Some(KvWrite::Mask),
+        // the executor runs MIL
+        format: ProgramFormat::Coreml,
         linear: LinearForm::Conv,
         experts: ExpertsForm::default(),
         // no limit: nobody loads these packages but the executor

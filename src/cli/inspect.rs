@@ -6,6 +6,7 @@ use super::usage::UsageError;
 use super::{demo_model, print, print_json, progress};
 use anec::base::Result;
 use anec::bundle::{self, Bundle};
+use anec::coreai;
 use anec::family::published::published;
 use anec::manifest::builtin;
 use anec::mil::verify::verify;
@@ -13,7 +14,8 @@ use anec::package;
 use anec::report::inspection;
 use anec::source::Source;
 
-/// Show the contents of a source (.gguf, .safetensors, .onnx, a folder), a package (.mlpackage, .mlmodel) or a bundle
+/// Show the contents of a source (.gguf, .safetensors, .onnx, a folder), a package (.mlpackage, .mlmodel), an asset of
+/// Core AI (.aimodel) or a bundle
 #[derive(Debug, clap::Args)]
 pub struct InspectArgs {
     /// Path, hf:owner/name, or a built-in manifest for the shapes of its model
@@ -31,6 +33,7 @@ pub struct InspectArgs {
 
 /// Kind of input.
 enum Kind {
+    Asset,
     Bundle,
     Package,
     Source,
@@ -47,6 +50,15 @@ impl InspectArgs {
                     print_json(&bundle);
                 } else {
                     print(&inspection::bundle(&bundle));
+                }
+            }
+            Kind::Asset => {
+                self.no_program("an asset of Core AI")?;
+                let inventory = coreai::open(&path)?.inventory();
+                if self.json {
+                    print_json(&inspection::asset_json(&inventory));
+                } else {
+                    print(&inspection::asset(&path, &inventory));
                 }
             }
             Kind::Package => {
@@ -105,6 +117,8 @@ impl InspectArgs {
             Kind::Bundle
         } else if matches!(extension, "mlpackage" | "mlmodel" | "mlmodelc") || path.join("Manifest.json").is_file() {
             Kind::Package
+        } else if matches!(extension, "aimodel" | "mlirb") {
+            Kind::Asset
         } else {
             Kind::Source
         }

@@ -9,11 +9,12 @@ use super::usage::UsageError;
 use super::{demo_model, progress};
 
 use anec::base::Result;
+use anec::coreai::bridge::BridgeOptions;
 use anec::coreml::ComputeUnits;
 use anec::exec::Precision;
 use anec::manifest::{Manifest, builtin};
 use anec::runtime::classify::bioes::Biases;
-use anec::runtime::{CachePrecision, CpuOptions, LoadedModel, PhaseUnits, Tokenizer, coreml};
+use anec::runtime::{CachePrecision, CpuOptions, LoadedModel, PhaseUnits, Tokenizer, coreai, coreml};
 use anec::source::hub;
 use anec::{BundleCache, Prompt};
 
@@ -60,6 +61,9 @@ pub struct Backend {
     /// Core ML's devices [default: cpu-and-neural-engine]
     #[arg(long, value_enum, value_name = "UNITS")]
     compute_units: Option<ComputeUnits>,
+    /// The Python with Apple's coreai-core, for --backend coreai; that of ANEC_PYTHON if not given
+    #[arg(long, value_name = "FILE")]
+    python: Option<PathBuf>,
 }
 
 impl Backend {
@@ -69,12 +73,28 @@ impl Backend {
     /// If devices are given for the CPU executor.
     pub fn core_ml(&self) -> Result<Option<ComputeUnits>> {
         match (self.backend, self.compute_units) {
-            (BackendName::Cpu, Some(_)) => {
-                let problem = "--compute-units names devices of Core ML, but the backend is the CPU executor";
+            (BackendName::Cpu | BackendName::Coreai, Some(_)) => {
+                let other = if self.backend == BackendName::Cpu { "the CPU executor" } else { "Core AI" };
+                let problem = format!("--compute-units names devices of Core ML, but the backend is {other}");
                 Err(UsageError::new(problem, "add --backend coreml, or leave out --compute-units").into())
             }
-            (BackendName::Cpu, None) => Ok(None),
+            (BackendName::Cpu | BackendName::Coreai, None) => Ok(None),
             (BackendName::Coreml, units) => Ok(Some(units.unwrap_or(ComputeUnits::CpuAndNeuralEngine))),
+        }
+    }
+
+    /// How Apple's Core AI runtime is started, where that is the backend.
+    ///
+    /// # Errors
+    /// When a Python is named and it isn't.
+    pub fn core_ai(&self) -> Result<Option<BridgeOptions>> {
+        match (self.backend, &self.python) {
+            (BackendName::Coreai, python) => Ok(Some(BridgeOptions::of_machine(python.clone()))),
+            (_, None) => Ok(None),
+            (_, Some(_)) => {
+                let problem = "--python names what runs Core AI, and another backend runs the bundle";
+                Err(UsageError::new(problem, "add --backend coreai, or leave out --python").into())
+            }
         }
     }
 }
@@ -86,6 +106,8 @@ pub enum BackendName {
     Cpu,
     /// Core ML, on a Mac
     Coreml,
+    /// Core AI: the system's on a Mac with OS 27, the CPU runtime of Apple's coreai-core elsewhere
+    Coreai,
 }
 
 impl Runner {
@@ -110,9 +132,11 @@ impl Runner {
     /// If the bundle is missing or invalid, or the backend isn't available.
     pub fn open(&self) -> Result<Arc<LoadedModel>> {
         let units = self.units()?;
+        let core_ai = self.backend.core_ai()?;
         let bundle = self.folder()?;
-        let model = match units {
-            None => {
+        let model = match (units, &core_ai) {
+            (None, Some(options)) => coreai::open(&bundle, options)?,
+            (None, None) => {
                 let options = CpuOptions {
                     precision: self.precision,
                     caches: self.cache_precision,
@@ -122,7 +146,7 @@ impl Runner {
                 };
                 LoadedModel::on_cpu_with(&bundle, &options)?
             }
-            Some(units) => coreml::open(&bundle, units, self.max_memory_mb)?,
+            (Some(units), _) => coreml::open(&bundle, units, self.max_memory_mb)?,
         };
         if let Some(units) = units {
             // report the devices that were chosen
@@ -191,6 +215,7 @@ impl Runner {
     /// Name of the precision, or of Core ML's units.
     pub fn precision(&self) -> String {
         match (self.core_ml(), self.cache_precision) {
+            (None, _) if self.backend.backend == BackendName::Coreai => "coreai".into(),
             (Some(units), _) => units.to_string(),
             (None, CachePrecision::F32) => self.precision.to_string(),
             (None, caches) => format!("{}, caches in {caches}", self.precision),
@@ -200,6 +225,7 @@ impl Runner {
     /// Name of the device, for messages.
     pub fn device(&self) -> String {
         match self.core_ml() {
+            None if self.backend.backend == BackendName::Coreai => "Core AI".into(),
             None => format!("CPU ({})", self.precision()),
             Some(units) => format!("Core ML ({units})"),
         }

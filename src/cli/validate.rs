@@ -119,6 +119,7 @@ impl ValidateArgs {
             .forecast(self.forecast)
             .precisions(self.precision.iter().copied())
             .core_ml(self.backend.core_ml()?)
+            .core_ai(self.backend.core_ai()?)
             .positions(usize::from(self.max_tokens))
             .progress(progress::bytes());
         // --plan and --plan-out request the residency gate; the forecast is shown with it

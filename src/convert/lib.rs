@@ -47,6 +47,7 @@
 
 pub mod anemll;
 pub mod compile;
+mod coreai;
 pub mod digests;
 pub mod emit;
 pub mod error;

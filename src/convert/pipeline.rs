@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use super::coreai;
 use super::error::ConvertError;
 use super::open::{Opened, open_observed, resolve};
 use super::output::{self, Existing};
@@ -174,10 +175,13 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
             return Err(error);
         }
     };
-    if options.compile {
+    if options.compile && manifest.format.is_coreml() {
         run.compile(&mut written.packages)?;
     }
-    let bundle = bundle(&run, &written, name, digests::source_facts(source)?, ledger)?;
+    let mut bundle = bundle(&run, &written, name, digests::source_facts(source)?, ledger)?;
+    if !manifest.format.is_coreml() {
+        bundle = coreai::link(&bundle, &partial, &options.progress)?;
+    }
     let run_report = run_report(&bundle, source, begin.elapsed().as_secs_f64(), resumed_packages);
     let mut report = ConvertReport {
         anec_version: bundle.anec_version.clone(),
@@ -189,6 +193,7 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
         quality: None,
         plan: None,
     };
+    report.notes.extend(coreai::note(&manifest));
     report.notes.extend(notes::of_losses(&report));
     report.notes.extend(notes::of_source(&manifest, source, &bundle));
     report.notes.extend(written.text.unreadable.as_deref().map(notes::of_tokenizer));

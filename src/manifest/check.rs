@@ -16,12 +16,16 @@ pub const MAX_CONTEXT: u64 = 1 << 21;
 /// Largest number of tokens in one call.
 pub const MAX_TOKENS: u64 = 1 << 14;
 
+/// Most numbers of tokens in a range with `format: coreai`.
+const MAX_COREAI_SIZES: u64 = 16;
+
 /// Checks all values.
 pub(super) fn check(manifest: &Manifest) -> Result<(), ManifestError> {
     name(manifest)?;
     context(&manifest.context)?;
     lengths(manifest)?;
     states(manifest)?;
+    format(manifest)?;
     shards(manifest)?;
     if manifest.lm_head.split == HeadSplit::Pieces(0) {
         return Err(ManifestError::value("lm_head.split", "0 pieces, expected at least 1, or auto"));
@@ -135,6 +139,27 @@ fn residual_scale(scale: Option<ResidualScale>) -> Result<(), ManifestError> {
     }
     Err(ManifestError::value("numerics.scale", format!("{factor}, expected `auto` or a power of two from 2^-16 to 1"))
         .advise("0.5, 0.25, 0.125, 0.0625 … scale the residual stream without rounding"))
+}
+
+/// What Core AI's compiler for the Neural Engine doesn't take (apple/coreai-torch#6), and numbers of tokens of which each
+/// needs a function.
+fn format(manifest: &Manifest) -> Result<(), ManifestError> {
+    if manifest.format.is_coreml() {
+        return Ok(());
+    }
+    if manifest.kv_write == Some(KvWrite::Slice) {
+        let problem = "`slice` writes at computed places, which stops Core AI's compiler for the Neural Engine";
+        return Err(ManifestError::value("kv_write", problem).advise("use `kv_write: mask`, or `state: host`"));
+    }
+    match manifest.lengths {
+        Lengths::Range([lower, upper]) if upper.saturating_sub(lower) >= MAX_COREAI_SIZES => {
+            let problem = format!(
+                "[{lower}, {upper}]: `format: coreai` has a function for each number of tokens, at most {MAX_COREAI_SIZES}"
+            );
+            Err(ManifestError::value("lengths.range", problem).advise("use `lengths: { fixed: [1, 64] }`"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn name(manifest: &Manifest) -> Result<(), ManifestError> {

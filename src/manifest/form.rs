@@ -3,6 +3,24 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// The format of the programs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ProgramFormat {
+    /// Core ML packages (`.mlpackage`).
+    #[default]
+    Coreml,
+    /// One asset of Core AI (`.aimodel`, OS 27) with all functions.
+    Coreai,
+}
+
+impl ProgramFormat {
+    /// Whether the programs are Core ML packages.
+    pub fn is_coreml(&self) -> bool {
+        *self == ProgramFormat::Coreml
+    }
+}
+
 /// Layout of hidden states between layers: batch, channels, sequence and a unit axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]

@@ -45,8 +45,8 @@ pub use adapters::AdapterEntry;
 pub use calibration::{Calibration, CalibrationText};
 pub use error::ManifestError;
 pub use form::{
-    ActivationForm, AttentionForm, DraftLayer, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm,
-    RopeForm, StateForm, Target,
+    ActivationForm, AttentionForm, DraftLayer, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, ProgramFormat,
+    RecurrentForm, RopeForm, StateForm, Target,
 };
 pub use gates::{Gates, ParityGate, ResidencyGate};
 pub use load::{schema, without_folders};
@@ -94,8 +94,8 @@ pub struct Manifest {
     /// Form of rotary position embedding.
     #[serde(skip_serializing_if = "RopeForm::is_halves")]
     pub rope: RopeForm,
-    /// How keys and values are written to the cache; defaults to `mask` for `lengths.range`, `slice` for
-    /// `lengths.fixed`.
+    /// How keys and values are written to the cache; defaults to `mask` for `lengths.range` and `format: coreai`,
+    /// `slice` for `lengths.fixed`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_write: Option<KvWrite>,
     /// Division of caches and recurrent states into Core ML states.
@@ -118,6 +118,9 @@ pub struct Manifest {
     pub shards: Shards,
     /// LM head.
     pub lm_head: LmHead,
+    /// The format of the programs.
+    #[serde(skip_serializing_if = "ProgramFormat::is_coreml")]
+    pub format: ProgramFormat,
     /// Deployment target, which decides the opset.
     pub target: Target,
     /// Scaling that keeps activations in fp16's range.
@@ -156,6 +159,7 @@ impl Default for Manifest {
             transforms: Transforms::default(),
             shards: Shards::default(),
             lm_head: LmHead::default(),
+            format: ProgramFormat::default(),
             target: Target::default(),
             numerics: Numerics::default(),
             calibration: Calibration::default(),
@@ -165,11 +169,12 @@ impl Default for Manifest {
 }
 
 impl Manifest {
-    /// How keys and values are written; the default depends on the lengths.
+    /// How keys and values are written; the default depends on the lengths and the format. Slice writes at computed
+    /// positions stop Core AI's compiler for the Neural Engine.
     pub fn kv_write(&self) -> KvWrite {
-        self.kv_write.unwrap_or(match self.lengths {
-            Lengths::Range(_) => KvWrite::Mask,
-            Lengths::Fixed(_) => KvWrite::Slice,
+        self.kv_write.unwrap_or(match (&self.lengths, self.format) {
+            (Lengths::Fixed(_), ProgramFormat::Coreml) => KvWrite::Slice,
+            (Lengths::Range(_), _) | (_, ProgramFormat::Coreai) => KvWrite::Mask,
         })
     }
 }

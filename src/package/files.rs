@@ -89,11 +89,14 @@ pub fn check_space(folder: &Path, needed: u64) -> Result<(), PackageError> {
 
 /// A folder that is being filled. It has a hidden name beside its final one until [`PartialFolder::publish`], and is
 /// removed when dropped before. While it exists it is locked, so that [`clean_partials`] leaves it alone.
-pub(super) struct PartialFolder(Partial);
+pub struct PartialFolder(Partial);
 
 impl PartialFolder {
     /// An empty folder that will become `target`.
-    pub(super) fn create(target: &Path, replace: bool) -> Result<Self, PackageError> {
+    ///
+    /// # Errors
+    /// When `target` exists and `replace` isn't given, or the system refuses.
+    pub fn create(target: &Path, replace: bool) -> Result<Self, PackageError> {
         Partial::create(target, replace, |path| {
             fs::create_dir(path)?;
             // locks work on folders in most places; elsewhere the folder is merely not protected
@@ -103,12 +106,15 @@ impl PartialFolder {
     }
 
     /// Where the folder is now.
-    pub(super) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.0.path
     }
 
     /// Gives the folder its final name; with `sync`, once everything in it is on the disk.
-    pub(super) fn publish(self, sync: bool) -> Result<(), PackageError> {
+    ///
+    /// # Errors
+    /// When the system refuses, or `target` exists by now and isn't to be replaced.
+    pub fn publish(self, sync: bool) -> Result<(), PackageError> {
         if sync {
             sync_tree(&self.0.path)?;
         }

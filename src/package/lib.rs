@@ -48,7 +48,7 @@ mod write;
 
 pub use blob::WriteProgress;
 pub use error::PackageError;
-pub use files::{available_space, check_space, clean_partials, exchange};
+pub use files::{PartialFolder, available_space, check_space, clean_partials, exchange};
 pub use manifest::PackageMetadata;
 pub use open::{Package, PackageFile, open};
 pub use write::{WriteOptions, WrittenFile, WrittenPackage, write};

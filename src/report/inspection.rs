@@ -9,6 +9,7 @@ use super::conversion::part;
 use super::table::table;
 use super::{bytes, counted};
 use anec_bundle::{Bundle, TokenCount};
+use anec_coreai::inventory::{AssetInventory, GraphInventory};
 use anec_package::describe::{FunctionInventory, Inventory};
 use anec_source::gguf::{GgufArray, GgufMetadata, GgufValue};
 use anec_source::onnx::{CONFIG, OnnxBundle};
@@ -249,17 +250,80 @@ fn package_function(function: &FunctionInventory) -> String {
     let constants: Vec<String> =
         function.constant_bytes.iter().map(|(dtype, size)| format!("{dtype} {}", bytes(*size))).collect();
     text.push_str(&format!("  constants {}; states {}\n", constants.join(", "), bytes(function.state_bytes)));
-    let mut ops: Vec<(&String, &usize)> = function.ops.iter().filter(|(op, _)| *op != "const").collect();
-    ops.sort_by(|a, b| b.1.cmp(a.1).then_with(|| a.0.cmp(b.0)));
-    let count: usize = ops.iter().map(|(_, count)| **count).sum();
-    let list: Vec<String> = ops.iter().map(|(op, count)| format!("{count} {op}")).collect();
-    text.push_str(&format!("  {count} ops: {}\n", list.join(", ")));
+    let ops: Vec<(&String, &usize)> = function.ops.iter().filter(|(op, _)| *op != "const").collect();
+    text.push_str(&op_census(&ops));
     text
 }
 
 /// Formats a package as JSON.
 pub fn package_json(inventory: &Inventory, findings: &[String], graph: &[String]) -> Json {
     json!({"kind": "package", "inventory": inventory, "description_findings": findings, "program_findings": graph})
+}
+
+/// Formats an asset of Core AI as text.
+pub fn asset(path: &Path, inventory: &AssetInventory) -> String {
+    let mut text = format!(
+        "{}: Core AI, version {}, {}, {} of weights, {} in all\n",
+        path.display(),
+        inventory.version.map_or("unknown".into(), |version| version.to_string()),
+        counted(inventory.functions.len(), "function"),
+        bytes(inventory.resource_bytes),
+        bytes(inventory.bytes),
+    );
+    if let Some(metadata) = &inventory.metadata {
+        let named = [
+            ("description", &metadata.description),
+            ("author", &metadata.author),
+            ("license", &metadata.license),
+            ("producer", &metadata.producer),
+            ("created", &metadata.creation_date),
+        ];
+        let custom = metadata.custom.iter().map(|(key, value)| (&key[..], value));
+        for (key, value) in named.into_iter().chain(custom).filter(|(_, value)| !value.is_empty()) {
+            text.push_str(&format!("{key}: {}\n", shortened(value)));
+        }
+    }
+    for function in &inventory.functions {
+        text.push('\n');
+        text.push_str(&asset_function(function));
+    }
+    if !inventory.private_functions.is_empty() {
+        let names: Vec<&str> = inventory.private_functions.iter().map(|function| &function.name[..]).collect();
+        text.push_str(&format!("\ncalled by these: {}\n", names.join(", ")));
+    }
+    let constants: Vec<String> =
+        inventory.constant_bytes.iter().map(|(element, size)| format!("{element} {}", bytes(*size))).collect();
+    text.push_str(&format!("\nconstants: {}\n", constants.join(", ")));
+    for finding in &inventory.findings {
+        text.push_str(&format!("note: {finding}\n"));
+    }
+    text
+}
+
+fn asset_function(function: &GraphInventory) -> String {
+    let composite = function.composite.as_ref().map_or(String::new(), |name| format!(" ({name})"));
+    let mut text = format!("function {}{composite}\n", function.name);
+    for (what, list) in [("input", &function.inputs), ("state", &function.states), ("output", &function.outputs)] {
+        for value in list {
+            text.push_str(&format!("  {what:6} {value}\n"));
+        }
+    }
+    text.push_str(&op_census(&function.ops.iter().collect::<Vec<_>>()));
+    text
+}
+
+/// How often each operator occurs, the most frequent first.
+fn op_census(ops: &[(&String, &usize)]) -> String {
+    let mut ops = ops.to_vec();
+    ops.sort_by(|a, b| b.1.cmp(a.1).then_with(|| a.0.cmp(b.0)));
+    let count: usize = ops.iter().map(|(_, count)| **count).sum();
+    let list: Vec<String> = ops.iter().map(|(op, count)| format!("{count} {op}")).collect();
+    format!("  {count} ops: {}\n", list.join(", "))
+}
+
+/// Formats an asset of Core AI as JSON.
+pub fn asset_json(inventory: &AssetInventory) -> Json {
+    json!({"kind": "asset", "inventory": inventory})
 }
 
 /// Formats a bundle as text.

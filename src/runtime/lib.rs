@@ -68,6 +68,7 @@ pub mod constraint;
 #[cfg(not(feature = "grammar"))]
 #[path = "no_constraint.rs"]
 pub mod constraint;
+pub mod coreai;
 pub mod coreml;
 pub mod cpu;
 pub mod cpu_options;

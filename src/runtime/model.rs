@@ -52,7 +52,7 @@ impl LoadedModel {
     /// # Errors
     /// Returns any error of [`LoadedModel::on_cpu`]; also if a function's weights exceed the limit.
     pub fn on_cpu_with(folder: &Path, options: &CpuOptions) -> Result<Arc<Self>> {
-        let (bundle, host) = read(folder)?;
+        let (bundle, host) = read_for_cpu(folder)?;
         let (bundle, ring, programs) = match options.wide_calls && bundle.model.task == Task::TextGeneration {
             true => {
                 let (bundle, ring) = widened_within(&bundle, WIDE_CALL);
@@ -73,7 +73,7 @@ impl LoadedModel {
     /// # Errors
     /// Returns any error of [`LoadedModel::on_cpu`].
     pub fn on_cpu_in(folder: &Path, precisions: &[Precision]) -> Result<Vec<Arc<Self>>> {
-        let (bundle, host) = read(folder)?;
+        let (bundle, host) = read_for_cpu(folder)?;
         let programs = PackageStore::of(&bundle, folder);
         let model = |precision: &Precision| {
             let backend = CpuBackend::new(programs.clone(), *precision);
@@ -237,6 +237,17 @@ fn read(folder: &Path) -> Result<(Bundle, Arc<HostTables>)> {
     }
     let bundle = Bundle::read(folder)?;
     let host = Arc::new(HostTables::open(&bundle, folder)?);
+    Ok((bundle, host))
+}
+
+/// As [`read`]; the CPU executor runs MIL, which only packages of Core ML hold.
+fn read_for_cpu(folder: &Path) -> Result<(Bundle, Arc<HostTables>)> {
+    let (bundle, host) = read(folder)?;
+    if !bundle.manifest.format.is_coreml() {
+        let problem = "the bundle has `format: coreai`, whose asset the CPU executor doesn't run; use the backend coreai, \
+                       or convert the model with `format: coreml`";
+        return Err(RuntimeError::Backend { backend: "cpu", problem: problem.into() }.into());
+    }
     Ok((bundle, host))
 }
 

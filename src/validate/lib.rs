@@ -31,6 +31,7 @@
 //! | [`watch`] | a backend that records the magnitudes of values |
 //! | [`perplexity`](mod@perplexity) | perplexity of a text |
 //! | [`prompts`] | built-in texts |
+//! | [`migration`] | a migrated package against its Core AI asset |
 //! | [`third_party`] | gates of packages that anec didn't make |
 //! | [`golden`] | results of a reference |
 //! | [`measure`] | distance measures of vectors |
@@ -41,6 +42,7 @@ pub mod bisect;
 pub mod golden;
 pub mod lint;
 pub mod measure;
+pub mod migration;
 pub mod numerics;
 pub mod parity;
 pub mod perplexity;

@@ -100,9 +100,53 @@ fn check_file(file: &FileDigest, folder: &Path) -> Result<(), String> {
     if found == file.digest { Ok(()) } else { Err(format!("{}: digest {found}, expected {}", file.file, file.digest)) }
 }
 
+/// An asset of Core AI: it can be read, and has the functions that the bundle names.
+fn check_asset(bundle: &Bundle, name: &str, folder: &Path) -> Vec<Check> {
+    let asset = match anec_coreai::open(&folder.join(name)) {
+        Ok(asset) => asset,
+        Err(error) => return vec![Check::of(name, "it can be read", Some(text(error)))],
+    };
+    let inventory = asset.inventory();
+    let names = |values: &[anec_coreai::inventory::NamedValue]| -> BTreeSet<String> {
+        values.iter().map(|value| value.name.clone()).collect()
+    };
+    let mut problems = Vec::new();
+    let entries: Vec<&FunctionEntry> = bundle.all_functions().filter(|entry| entry.package == *name).collect();
+    for entry in &entries {
+        let Some(function) = inventory.functions.iter().find(|function| function.name == entry.function) else {
+            problems.push(format!("no function `{}`", entry.function));
+            continue;
+        };
+        let ports = |ports: &[Port]| -> BTreeSet<String> { ports.iter().map(|port| port.name.clone()).collect() };
+        let states = entry.states.iter().map(|state| state.name.clone()).collect();
+        for (what, named, found) in [
+            ("inputs", ports(&entry.inputs), names(&function.inputs)),
+            ("states", states, names(&function.states)),
+            ("outputs", ports(&entry.outputs), names(&function.outputs)),
+        ] {
+            if named != found {
+                problems.push(format!("`{}` has the {what} {found:?}, expected {named:?}", entry.function));
+            }
+        }
+    }
+    if inventory.functions.len() != entries.len() {
+        problems.push(format!("{} functions, expected {}", inventory.functions.len(), entries.len()));
+    }
+    let digest = (asset.digest_matches() != Some(true)).then(|| "main.hash isn't the SHA-256 of main.mlirb".to_owned());
+    vec![
+        Check::of(name, "it can be read", None),
+        Check::of(name, "its digest is that of its bytecode", digest),
+        Check::of(name, "its functions are those of the bundle", listed(&problems)),
+    ]
+}
+
 fn check_package(bundle: &Bundle, entry: &PackageEntry, folder: &Path) -> Vec<Check> {
     let name = &entry.package;
     let mut checks = vec![files(name, &entry.files, folder)];
+    if !bundle.manifest.format.is_coreml() {
+        checks.extend(check_asset(bundle, name, folder));
+        return checks;
+    }
     let package = match anec_package::open(&folder.join(name)) {
         Ok(package) => package,
         Err(error) => {

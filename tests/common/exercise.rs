@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use anec::base::MappedFile;
+use anec::coreai;
 use anec::error::Result;
 use anec::mil::codec;
 use anec::mil::text::parse;
@@ -22,6 +24,19 @@ pub fn package(path: &Path) -> Result<()> {
         let _ = file.records();
     }
     program(&package.program);
+    Ok(())
+}
+
+/// Reads the bytecode of an asset of Core AI, looks at all there is in it, and encodes it.
+///
+/// # Errors
+/// Whatever is wrong with it.
+pub fn asset(bytes: Vec<u8>) -> Result<()> {
+    let asset = coreai::open_bytes(MappedFile::from_bytes(Path::new("memory"), bytes))?;
+    let text = serde_json::to_string(&asset.inventory()).expect("an inventory is JSON");
+    assert!(!text.is_empty());
+    let encoded = asset.module.encode();
+    assert_eq!(encoded.before.len(), asset.module.resources.len().max(1));
     Ok(())
 }
 

@@ -69,8 +69,9 @@ pub fn choose(
     let mut judged = Vec::new();
     for state in StateForm::iter() {
         for recurrent_states in &recurrent {
-            // functions don't write caches stored by the host
-            let kv_write = (state != StateForm::Host).then_some(KvWrite::Slice);
+            // functions don't write caches stored by the host; Core AI takes no slice writes
+            let write = if manifest.format.is_coreml() { KvWrite::Slice } else { KvWrite::Mask };
+            let kv_write = (state != StateForm::Host).then_some(write);
             let candidate = Manifest { state, kv_write, recurrent_states: *recurrent_states, ..base.clone() };
             // skip forms that can't express the model
             if let Ok(of) = judge(&candidate, model, targets) {

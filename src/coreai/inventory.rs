@@ -1,0 +1,397 @@
+//! Contents of an asset: functions, operations, weights, and findings.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::aicode::{AiAttribute, AiModule, AiOp, AiRegion, AiType, AttributeId, ElementType, NAME, TypeId, form};
+use crate::asset::{Asset, AssetMetadata};
+
+/// Most dimensions of a tensor that the Neural Engine takes under Core AI.
+const MOST_RANK: usize = 5;
+/// Depth of nested entries that are printed.
+const MOST_DEPTH: usize = 4;
+
+/// Contents of an asset.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AssetInventory {
+    /// Size of the bytecode file.
+    pub bytes: u64,
+    /// Version of the bytecode container.
+    pub container_version: u64,
+    /// Program that wrote the bytecode.
+    pub producer: String,
+    /// Date of the newest form that the asset needs, as `YYYYMMDD`.
+    pub version: Option<u32>,
+    /// Metadata, if the asset has some.
+    pub metadata: Option<AssetMetadata>,
+    /// Graphs that can be called.
+    pub functions: Vec<GraphInventory>,
+    /// Graphs that other graphs call.
+    pub private_functions: Vec<GraphInventory>,
+    /// Bytes of constants by element type, each resource counted once.
+    pub constant_bytes: BTreeMap<String, u64>,
+    /// Bytes of all resources.
+    pub resource_bytes: u64,
+    /// Findings about the asset and its functions.
+    pub findings: Vec<AssetFinding>,
+}
+
+/// A named value of a graph.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NamedValue {
+    /// Name of the value.
+    pub name: String,
+    /// Type of the value, as text.
+    #[serde(rename = "type")]
+    pub ty: String,
+}
+
+impl fmt::Display for NamedValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.name, self.ty)
+    }
+}
+
+/// Contents of a graph.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct GraphInventory {
+    /// Name of the graph.
+    pub name: String,
+    /// Composite operation that the graph stands for, if any.
+    pub composite: Option<String>,
+    /// Inputs.
+    pub inputs: Vec<NamedValue>,
+    /// States.
+    pub states: Vec<NamedValue>,
+    /// Outputs without tokens.
+    pub outputs: Vec<NamedValue>,
+    /// How often each operation occurs, without constants and the bodies of operations.
+    pub ops: BTreeMap<String, usize>,
+    /// Number of operations that the table of forms doesn't have.
+    pub unknown_ops: usize,
+}
+
+/// Something that a user of an asset should know.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AssetFinding {
+    /// The function, or `None` for the asset as a whole.
+    pub function: Option<String>,
+    /// Found, and its consequence.
+    pub problem: String,
+}
+
+impl fmt::Display for AssetFinding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(function) = &self.function {
+            write!(f, "function `{function}`: ")?;
+        }
+        f.write_str(&self.problem)
+    }
+}
+
+impl AiModule {
+    /// Date of the newest form that the module says it needs.
+    pub fn version(&self) -> Option<u32> {
+        let asset = self.ops.iter().find(|op| self.name(op) == "serialization.asset")?;
+        match self.property(asset, "version")? {
+            AiAttribute::Integer { value, .. } => u32::try_from(*value).ok(),
+            _ => None,
+        }
+    }
+
+    /// A type as text.
+    pub fn type_text(&self, id: TypeId) -> String {
+        self.nested_type_text(id, 0)
+    }
+
+    fn nested_type_text(&self, id: TypeId, depth: usize) -> String {
+        if depth > MOST_DEPTH {
+            return "…".into();
+        }
+        match self.ty(id) {
+            Some(AiType::Scalar(element)) => element.name().into(),
+            Some(AiType::Tensor { shape, element, constraints }) => {
+                let mut text = String::from("tensor<");
+                for size in shape {
+                    text += &size.map_or("?".into(), |size| size.to_string());
+                    text.push('x');
+                }
+                text += &self.nested_type_text(*element, depth + 1);
+                if let Some(AiAttribute::Constraints(constraints)) = constraints.and_then(|id| self.attribute(id)) {
+                    text +=
+                        &format!(", interleave {:?}, alignments {:?}", constraints.interleave, constraints.alignments);
+                }
+                text + ">"
+            }
+            Some(AiType::Handle(inner)) => format!("handle<{}>", self.nested_type_text(*inner, depth + 1)),
+            Some(AiType::Token) => "token".into(),
+            Some(AiType::Symbol) => "symbol".into(),
+            Some(AiType::Function { .. }) => "function".into(),
+            Some(AiType::Unknown(bytes)) => format!("type of code {}", leading_code(bytes)),
+            Some(AiType::Text(text)) => text.clone(),
+            None => "no type".into(),
+        }
+    }
+
+    /// The element type of a tensor or of a handle's tensor.
+    pub fn element(&self, id: TypeId) -> Option<ElementType> {
+        let tensor = match self.ty(id)? {
+            AiType::Handle(inner) => self.ty(*inner)?,
+            other => other,
+        };
+        match tensor {
+            AiType::Tensor { element, .. } => match self.ty(*element)? {
+                AiType::Scalar(element) => Some(*element),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// The names of a graph's arguments or results.
+    fn value_names<'a>(&'a self, graph: &'a AiOp, property: &str) -> Vec<Option<String>> {
+        let of_value = |attributes: &'a AiAttribute| {
+            self.items(Some(attributes)).find_map(|item| match item {
+                AiAttribute::Named { name, values } if self.string(*name) == NAME => self.text(*values.first()?),
+                _ => None,
+            })
+        };
+        self.items(self.property(graph, property)).map(of_value).collect()
+    }
+
+    fn text(&self, id: AttributeId) -> Option<String> {
+        match self.attribute(id)? {
+            AiAttribute::String(text) => Some(self.string(*text).to_owned()),
+            _ => None,
+        }
+    }
+
+    fn string_property(&self, op: &AiOp, property: &str) -> Option<String> {
+        match self.property(op, property)? {
+            AiAttribute::String(text) => Some(self.string(*text).to_owned()),
+            _ => None,
+        }
+    }
+}
+
+fn leading_code(bytes: &[u8]) -> u64 {
+    crate::bytecode::ByteCursor::new(bytes, 0).varint().unwrap_or(0)
+}
+
+impl Asset {
+    /// Lists the contents of the asset.
+    pub fn inventory(&self) -> AssetInventory {
+        let module = &self.module;
+        let mut survey = Survey { module, findings: Vec::new(), seen: BTreeSet::new(), constants: BTreeMap::new() };
+        let (mut functions, mut private_functions) = (Vec::new(), Vec::new());
+        for graph in module.graphs() {
+            let private = matches!(module.property(graph, "isPrivate"), Some(AiAttribute::Integer { value: 1, .. }));
+            let inventory = survey.graph(graph, private);
+            if private { private_functions.push(inventory) } else { functions.push(inventory) }
+        }
+        survey.whole(self, &functions);
+        AssetInventory {
+            bytes: self.bytes,
+            container_version: self.container_version,
+            producer: module.producer.clone(),
+            version: module.version(),
+            metadata: self.metadata.clone(),
+            functions,
+            private_functions,
+            constant_bytes: survey.constants.into_iter().map(|(k, v)| (k.to_owned(), v)).collect(),
+            resource_bytes: module.resources.iter().fold(0, |sum, r| r.blob.length().saturating_add(sum)),
+            findings: survey.findings,
+        }
+    }
+}
+
+/// A walk over all graphs.
+struct Survey<'m> {
+    module: &'m AiModule,
+    findings: Vec<AssetFinding>,
+    /// Attributes of constants that were counted.
+    seen: BTreeSet<u32>,
+    constants: BTreeMap<&'static str, u64>,
+}
+
+/// Counts of what the Neural Engine doesn't take, over a graph.
+#[derive(Default)]
+struct EngineObstacles {
+    wide_floats: usize,
+    high_ranks: usize,
+    dynamic: usize,
+    computed_writes: usize,
+}
+
+impl Survey<'_> {
+    fn find(&mut self, function: Option<&str>, problem: impl Into<String>) {
+        self.findings.push(AssetFinding { function: function.map(str::to_owned), problem: problem.into() });
+    }
+
+    /// Adds the findings about the asset as a whole.
+    fn whole(&mut self, asset: &Asset, functions: &[GraphInventory]) {
+        if functions.is_empty() {
+            self.find(None, "no function can be called");
+        }
+        match &asset.metadata {
+            Some(metadata) if metadata.producer.is_empty() => {
+                self.find(
+                    None,
+                    "metadata.json names no producer, by which tools of the OS tell assets that it refuses",
+                );
+            }
+            _ => {}
+        }
+        if asset.digest_matches() == Some(false) {
+            self.find(None, "main.hash isn't the SHA-256 of main.mlirb");
+        }
+        let module = self.module;
+        let unknown: BTreeSet<u64> = module
+            .types
+            .iter()
+            .filter_map(|ty| match ty {
+                AiType::Unknown(bytes) => Some(leading_code(bytes)),
+                _ => None,
+            })
+            .collect();
+        if !unknown.is_empty() {
+            self.find(None, format!("types of codes {unknown:?} are not understood"));
+        }
+        let unknown: BTreeSet<u64> = module
+            .attributes
+            .iter()
+            .filter_map(|attribute| match attribute {
+                AiAttribute::Unknown(bytes) => Some(leading_code(bytes)),
+                _ => None,
+            })
+            .collect();
+        if !unknown.is_empty() {
+            self.find(None, format!("attributes of codes {unknown:?} are not understood"));
+        }
+        let needed = module.op_names.iter().filter_map(|name| form(name)).max_by_key(|form| form.date);
+        match (module.version(), needed) {
+            (None, _) => self.find(None, "the asset has no version"),
+            (Some(version), Some(form)) if form.date > version => {
+                let problem = format!("version {version}, but `{}` needs {}", form.name, form.date);
+                self.find(None, problem);
+            }
+            _ => {}
+        }
+    }
+
+    fn graph(&mut self, graph: &AiOp, private: bool) -> GraphInventory {
+        let module = self.module;
+        let name = module.string_property(graph, "name").unwrap_or_default();
+        let composite = match module.property(graph, "compositeDecl") {
+            Some(AiAttribute::Named { name, .. }) => Some(module.string(*name).to_owned()),
+            _ => None,
+        };
+        let (arguments, results) = match module.property(graph, "functionType") {
+            Some(AiAttribute::Type(ty)) => match module.ty(*ty) {
+                Some(AiType::Function { arguments, results }) => (&arguments[..], &results[..]),
+                _ => (&[][..], &[][..]),
+            },
+            _ => (&[][..], &[][..]),
+        };
+        let named = |types: &[TypeId], names: Vec<Option<String>>| -> Vec<(TypeId, Option<String>)> {
+            types.iter().copied().zip(names.into_iter().chain(std::iter::repeat(None))).collect()
+        };
+        let (mut inputs, mut states, mut outputs) = (Vec::new(), Vec::new(), Vec::new());
+        for (ty, name) in named(arguments, module.value_names(graph, "argAttrs")) {
+            let is_state = matches!(module.ty(ty), Some(AiType::Handle(_)));
+            let value = NamedValue { name: name.unwrap_or_default(), ty: module.type_text(ty) };
+            if is_state { states.push(value) } else { inputs.push(value) }
+        }
+        let mut unnamed = 0;
+        for (ty, name) in named(results, module.value_names(graph, "resAttrs")) {
+            if !matches!(module.ty(ty), Some(AiType::Token)) {
+                unnamed += usize::from(name.is_none());
+                outputs.push(NamedValue { name: name.unwrap_or_default(), ty: module.type_text(ty) });
+            }
+        }
+        let function = (!private).then_some(&name[..]);
+        if unnamed > 0 && !private {
+            self.find(function, format!("{unnamed} results have no name: Apple's runtime can't run it"));
+        }
+        let mut inventory = GraphInventory {
+            name: name.clone(),
+            composite,
+            inputs,
+            states,
+            outputs,
+            ops: BTreeMap::new(),
+            unknown_ops: 0,
+        };
+        let mut obstacles = EngineObstacles::default();
+        for region in &graph.regions {
+            self.region(region, &mut inventory, &mut obstacles);
+        }
+        if inventory.unknown_ops > 0 {
+            self.find(Some(&name), format!("{} operations are of forms that anec doesn't know", inventory.unknown_ops));
+        }
+        for (count, problem) in [
+            (obstacles.wide_floats, "results are f32: they run on the GPU or CPU, and cut the Neural Engine's part"),
+            (obstacles.high_ranks, "results have more than 5 dimensions, which the Neural Engine doesn't take"),
+            (obstacles.dynamic, "results have dynamic dimensions, which the Neural Engine doesn't take"),
+            (
+                obstacles.computed_writes,
+                "slice_update at computed indices, which stops the Neural Engine's compiler (apple/coreai-torch#6)",
+            ),
+        ] {
+            if count > 0 {
+                self.find(Some(&name), format!("{count} {problem}"));
+            }
+        }
+        inventory
+    }
+
+    /// Counts the operations of a graph's own region; the bodies of composite operations are their definition.
+    fn region(&mut self, region: &AiRegion, inventory: &mut GraphInventory, obstacles: &mut EngineObstacles) {
+        let module = self.module;
+        for block in &region.blocks {
+            let mut constants = BTreeSet::new();
+            let mut value = block.arguments.len() as u32;
+            for op in &block.ops {
+                let name = module.name(op);
+                if form(name).is_none() {
+                    inventory.unknown_ops += 1;
+                }
+                if name == "primitive.constant_v1" {
+                    constants.insert(value);
+                    self.constant(op);
+                } else if !matches!(name, "dataflow.output_v1" | "dataflow.yield_v1") {
+                    *inventory.ops.entry(name.to_owned()).or_default() += 1;
+                    for ty in &op.results {
+                        obstacles.wide_floats += usize::from(module.element(*ty) == Some(ElementType::F32));
+                        if let Some(AiType::Tensor { shape, .. }) = module.ty(*ty) {
+                            obstacles.high_ranks += usize::from(shape.len() > MOST_RANK);
+                            obstacles.dynamic += usize::from(shape.contains(&None));
+                        }
+                    }
+                    let indices = op.operands.get(1..3).unwrap_or_default();
+                    let computed = indices.iter().any(|index| !constants.contains(index));
+                    obstacles.computed_writes += usize::from(name == "primitive.slice_update_v1" && computed);
+                }
+                value = value.saturating_add(op.results.len() as u32);
+            }
+        }
+    }
+
+    fn constant(&mut self, op: &AiOp) {
+        let module = self.module;
+        let Some(value) = module.property(op, "value") else { return };
+        let bytes = match value {
+            AiAttribute::Resource(index) if self.seen.insert(*index) => {
+                module.resources.get(*index as usize).map_or(0, |resource| resource.blob.length())
+            }
+            AiAttribute::Dense { bytes, .. } => bytes.len() as u64,
+            _ => 0,
+        };
+        if let Some(element) = op.results.first().and_then(|ty| module.element(*ty)).filter(|_| bytes > 0) {
+            let total = self.constants.entry(element.name()).or_default();
+            *total = total.saturating_add(bytes);
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! A migrated package against its asset: the same random inputs through the CPU executor on the MIL and through Apple's
+//! runtime on the asset.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Serialize;
+
+use anec_base::{Result, SplitMix64};
+use anec_coreai::bridge::{Bridge, BridgeArray, BridgeCall, BridgeOptions};
+use anec_coreai::migrate::MigratedFunction;
+use anec_exec::{ExecOptions, Executable, Precision, State, Tensor, TensorData, WeightCache};
+use anec_mil::{DataType, Value};
+use anec_runtime::coreai::{bridge_array, bridge_tensor};
+
+/// Calls of each function, one after the other over the same states.
+const CALLS: u64 = 2;
+/// Smallest cosine between the outputs of a call.
+const LEAST_COSINE: f64 = 0.999;
+/// Outputs this small everywhere have no direction to compare.
+const SMALL: f64 = 1e-6;
+/// Number of the text whose states the runtime keeps.
+const SEQUENCE: u64 = 0;
+
+/// How a function of the asset agrees with the package.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Agreement {
+    /// Name of the function in the asset.
+    pub function: String,
+    /// Whether all outputs and states agree.
+    pub agrees: bool,
+    /// Smallest cosine of an output or state.
+    pub cosine: f64,
+    /// Largest difference, relative to the largest value of its output.
+    pub difference: f64,
+}
+
+/// Compares every function of an asset with the MIL that it was made from.
+///
+/// # Errors
+/// When a function can't be computed on one of the two sides, or the runtime isn't there.
+pub fn compare(functions: &[MigratedFunction], asset: &Path, options: &BridgeOptions) -> Result<Vec<Agreement>> {
+    let mut bridge = Bridge::open(asset, options)?;
+    let cache = WeightCache::new();
+    let mut out = Vec::new();
+    for MigratedFunction { name, function } in functions {
+        let executable = Executable::compile(function, ExecOptions { precision: Precision::F32 }, &cache)?;
+        let mut state = executable.new_state();
+        bridge.forget(SEQUENCE)?;
+        let mut agreement = Agreement { function: name.clone(), agrees: true, cosine: 1.0, difference: 0.0 };
+        for call in 0..CALLS {
+            let inputs: Vec<(String, Tensor)> = function
+                .tensor_inputs()
+                .enumerate()
+                .map(|(index, value)| (value.name.clone(), random(value, 31 * call + index as u64)))
+                .collect();
+            let given: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (&name[..], tensor)).collect();
+            let expected = executable.run(&given, &mut state)?;
+            let request = BridgeCall {
+                function: name,
+                sequence: SEQUENCE,
+                inputs: inputs.iter().map(|(name, tensor)| bridge_array(name, tensor)).collect(),
+                states: function.states().map(|state| (state.name.clone(), state.name.clone())).collect(),
+                outputs: expected.iter().map(|(name, _)| name.clone()).collect(),
+            };
+            let found = bridge.call(&request)?;
+            for ((_, expected), found) in expected.iter().zip(&found) {
+                agreement.add(expected, found);
+            }
+            agreement.add_states(function.states(), &mut state, &mut bridge)?;
+        }
+        out.push(agreement);
+    }
+    Ok(out)
+}
+
+/// Numbers that differ from place to place; integers are small, so that they may be indices.
+fn random(value: &Value, seed: u64) -> Tensor {
+    let ty = value.ty.tensor();
+    let shape: Vec<usize> =
+        ty.and_then(|ty| ty.fixed_shape()).unwrap_or_default().into_iter().map(|size| size as usize).collect();
+    let count = shape.iter().product::<usize>();
+    let mut numbers = SplitMix64::new(seed);
+    let dtype = ty.map_or(DataType::Fp32, |ty| ty.dtype);
+    if dtype == DataType::Bool {
+        return Tensor::new(shape, (0..count).map(|_| numbers.bits() & 1 == 1).collect::<Vec<bool>>());
+    }
+    if dtype.is_integer() {
+        return Tensor::new(shape, (0..count).map(|_| (numbers.bits() % 2) as i32).collect::<Vec<i32>>());
+    }
+    // in half precision both sides get the same numbers
+    let rounded = |number: f32| half::f16::from_f32(number).to_f32();
+    Tensor::new(shape, (0..count).map(|_| rounded(numbers.uniform() as f32 * 2.0 - 1.0)).collect::<Vec<f32>>())
+}
+
+fn numbers(tensor: &Tensor) -> Vec<f64> {
+    match &tensor.data {
+        TensorData::F32(values) => values.iter().map(|value| f64::from(*value)).collect(),
+        TensorData::I32(values) => values.iter().map(|value| f64::from(*value)).collect(),
+        TensorData::Bool(values) => values.iter().map(|value| f64::from(u8::from(*value))).collect(),
+    }
+}
+
+impl Agreement {
+    fn add(&mut self, expected: &Tensor, found: &BridgeArray) {
+        let same_shape = expected.shape[..] == found.shape[..];
+        let found = numbers(&bridge_tensor(found.clone()));
+        let expected = numbers(expected);
+        if !same_shape || expected.len() != found.len() {
+            *self = Agreement { agrees: false, cosine: -1.0, difference: f64::INFINITY, ..self.clone() };
+            return;
+        }
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let largest = expected.iter().fold(0f64, |most, value| most.max(value.abs()));
+        let apart = expected.iter().zip(&found).fold(0f64, |most, (a, b)| most.max((a - b).abs()));
+        let (length, other) = (dot(&expected, &expected).sqrt(), dot(&found, &found).sqrt());
+        let cosine = if largest <= SMALL && apart <= SMALL { 1.0 } else { dot(&expected, &found) / (length * other) };
+        self.cosine = self.cosine.min(cosine);
+        self.difference = self.difference.max(apart / largest.max(SMALL));
+        self.agrees &= cosine >= LEAST_COSINE;
+    }
+
+    fn add_states<'a>(
+        &mut self,
+        states: impl Iterator<Item = &'a Value>,
+        state: &mut State,
+        bridge: &mut Bridge,
+    ) -> Result<()> {
+        let names: Vec<&str> = states.map(|value| &value.name[..]).collect();
+        let found: BTreeMap<String, BridgeArray> =
+            bridge.states(SEQUENCE, &names)?.into_iter().map(|array| (array.name.clone(), array)).collect();
+        for name in names {
+            if let (Some(expected), Some(found)) = (state.get(name), found.get(name)) {
+                self.add(&expected, found);
+            }
+        }
+        Ok(())
+    }
+}

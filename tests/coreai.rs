@@ -1,0 +1,123 @@
+//! Assets of Core AI: read, written, and made from packages. What Apple's runtime says of them is in
+//! `coreai_runtime.rs`.
+
+use std::path::PathBuf;
+
+use anec::coreai::inventory::AssetInventory;
+use anec::coreai::migrate::{MigrateOptions, migrate};
+use anec::coreai::{self, Asset, AssetOptions};
+use anec::package;
+
+use crate::common::folder::repository;
+
+/// An asset that Apple's packages wrote (`tests/fixtures/coreai/make.py`).
+fn apples(name: &str) -> Asset {
+    coreai::open(&repository("tests/fixtures/coreai").join(format!("{name}.aimodel"))).unwrap()
+}
+
+fn ops(inventory: &AssetInventory, function: &str) -> Vec<String> {
+    let function = inventory.functions.iter().find(|f| f.name == function).unwrap();
+    function.ops.iter().map(|(op, count)| format!("{count} {op}")).collect()
+}
+
+#[test]
+fn assets_of_apples_packages_are_read() {
+    let asset = apples("activations");
+    assert_eq!(asset.digest_matches(), Some(true));
+    let inventory = asset.inventory();
+    assert_eq!(inventory.version, Some(20260204));
+    assert!(inventory.metadata.as_ref().unwrap().producer.starts_with("coreai-core"));
+    assert_eq!(inventory.functions[0].inputs[0].to_string(), "x: tensor<2x4xf16>");
+    assert_eq!(inventory.functions[0].outputs[0].to_string(), "y: tensor<2x4xf16>");
+    let expected = ["1 primitive.gelu_v1", "1 primitive.mul_v1", "1 sigmoid_v1", "1 silu_v1", "1 softmax_v1"];
+    assert_eq!(ops(&inventory, "main"), expected);
+
+    let inventory = apples("weights").inventory();
+    assert_eq!(inventory.version, Some(20260204));
+    let expected = ["2 primitive.batch_matmul_v1", "1 primitive.blockwise_shift_scale_v2", "1 primitive.lut_to_dense_v1"];
+    let mut found = ops(&inventory, "main");
+    found.sort_by_key(|op| op[2..].to_owned());
+    assert_eq!(found, expected);
+    assert_eq!((inventory.constant_bytes["ui8"], inventory.constant_bytes["f16"] >= 512), (4096, true));
+    assert_eq!(inventory.resource_bytes, 4096 + 4096 + 512);
+
+    let inventory = apples("functions").inventory();
+    assert_eq!(inventory.version, Some(20251114));
+    assert_eq!(ops(&inventory, "sums"), ["1 primitive.pad_v1", "1 primitive.scan_v1"]);
+    assert_eq!(ops(&inventory, "place"), ["1 primitive.scatter_along_axis_v1"]);
+    let place = &inventory.functions[1];
+    let inputs: Vec<String> = place.inputs.iter().map(ToString::to_string).collect();
+    assert_eq!(inputs, ["x: tensor<2x4xf32>", "indices: tensor<2x1xsi32>", "updates: tensor<2x1xf32>"]);
+}
+
+/// Apple's assets read the same after being written by anec.
+#[test]
+fn assets_of_apples_packages_are_written_again() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["activations", "weights", "functions"] {
+        let asset = apples(name);
+        let path = folder.path().join(format!("{name}.aimodel"));
+        coreai::write(&asset.module, &path, &AssetOptions::default()).unwrap();
+        let again = coreai::open(&path).unwrap();
+        assert_eq!(again.digest_matches(), Some(true));
+        assert_eq!(again.module.ops, asset.module.ops, "{name}");
+        assert_eq!(again.module.types, asset.module.types, "{name}");
+        assert_eq!(again.module.attributes, asset.module.attributes, "{name}");
+        assert_eq!(again.inventory().functions, asset.inventory().functions, "{name}");
+    }
+}
+
+/// Packages of coremltools' op tests that can't be migrated, with what is said of them.
+const REFUSED: [(&str, &str); 3] = [
+    ("state_decoder_growing", "a slice whose size is computed"),
+    ("zoo_indexing", "mode `max`"),
+    ("zoo_indexing_ios18", "mode `max`"),
+];
+
+#[test]
+fn packages_become_assets_that_read_as_themselves() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut packages: Vec<PathBuf> = std::fs::read_dir(repository("tests/fixtures/coremltools"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_dir())
+        .collect();
+    packages.sort();
+    assert!(packages.len() > 50);
+    for path in packages {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        let package = package::open(&path.join("model.mlpackage")).unwrap();
+        let migration = migrate(&package, &MigrateOptions::default());
+        if let Some((_, problem)) = REFUSED.iter().find(|(refused, _)| *refused == name) {
+            let error = migration.map(|_| ()).unwrap_err().to_string();
+            assert!(error.contains(problem), "{name}: {error}");
+            continue;
+        }
+        let migration = migration.unwrap_or_else(|error| panic!("{name}: {error}"));
+        let [first, second] = ["first", "second"].map(|copy| folder.path().join(format!("{name}-{copy}.aimodel")));
+        coreai::write(&migration.module, &first, &AssetOptions::default()).unwrap();
+        let asset = coreai::open(&first).unwrap();
+        coreai::write(&asset.module, &second, &AssetOptions::default()).unwrap();
+        let bytes = |path: &PathBuf| std::fs::read(path.join("main.mlirb")).unwrap();
+        assert!(bytes(&first) == bytes(&second), "{name} is written otherwise than it was read");
+        let inventory = asset.inventory();
+        let unknown: usize = inventory.functions.iter().map(|function| function.unknown_ops).sum();
+        assert_eq!((inventory.functions.len(), unknown), (migration.functions.len(), 0), "{name}");
+        for (function, migrated) in inventory.functions.iter().zip(&migration.functions) {
+            let names = |values: &[anec::coreai::inventory::NamedValue]| -> Vec<String> {
+                values.iter().map(|value| value.name.clone()).collect()
+            };
+            let expected: Vec<String> = migrated.function.tensor_inputs().map(|value| value.name.clone()).collect();
+            assert_eq!(names(&function.inputs), expected, "{name}");
+            let expected: Vec<String> = migrated.function.outputs().map(|value| value.name.clone()).collect();
+            assert_eq!(names(&function.outputs), expected, "{name}");
+        }
+    }
+}
+
+#[test]
+fn an_asset_has_another_name_or_is_refused() {
+    let module = apples("activations").module;
+    let error = coreai::write(&module, std::path::Path::new("x.mlpackage"), &AssetOptions::default()).unwrap_err();
+    assert_eq!(error.to_string(), "x.mlpackage: the name of an asset ends in `.aimodel`");
+}

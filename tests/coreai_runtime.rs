@@ -1,0 +1,362 @@
+//! Apple's own runtime on what anec emits: operators against coremltools' values, every family against transformers'
+//! goldens, every number format against the CPU executor.
+//!
+//! Needs the Python that `ANEC_PYTHON` names, with the packages of `tests/requirements-coreai.txt`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use anec::Converter;
+use anec::base::Fault;
+use anec::bundle::Bundle;
+use anec::coreai::bridge::{Bridge, BridgeCall, BridgeOptions};
+use anec::coreai::lower::{LoweringChoices, LoweringPlan};
+use anec::coreai::migrate::{MigrateOptions, migrate};
+use anec::coreai::{self, AssetOptions};
+use anec::exec::Precision;
+use anec::manifest::Manifest;
+use anec::mil::{Function, ValueId};
+use anec::package;
+use anec::runtime::coreai::{bridge_array, bridge_tensor};
+use anec::runtime::{self, Chunking, ForwardOptions, LoadedModel};
+use anec::validate::{Golden, migration};
+use rayon::prelude::*;
+
+use crate::common::folder::repository;
+use crate::coremltools::{Call, calls, difference};
+
+/// Smallest cosine between the logits of a position. Half precision alone costs up to 6e-5: the executor in f16 is as
+/// far from transformers, family by family.
+const LEAST_COSINE: f64 = 0.9999;
+/// Tokens of a golden that are run.
+const TOKENS: usize = 16;
+
+/// Options for this machine; nothing, said loudly, where there is no runtime.
+fn runtime() -> Option<BridgeOptions> {
+    let options = BridgeOptions::of_machine(None);
+    let asset = repository("tests/fixtures/coreai/functions.aimodel");
+    match Bridge::open(&asset, &options) {
+        Ok(_) => Some(options),
+        Err(error) if error.fault() == Fault::Platform => {
+            anec::base::skipped(&format!("not run by Apple's Core AI runtime: {error}"));
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Packages of coremltools that can't be migrated (`coreai.rs` holds what is said of them).
+const REFUSED: [&str; 3] = ["state_decoder_growing", "zoo_indexing", "zoo_indexing_ios18"];
+
+/// Runs the calls of a package on its asset; gives what differs by more than the tolerance.
+fn run_calls(bridge: &mut Bridge, calls: &[Call], tolerance: f32) -> Result<(), String> {
+    for (step, call) in calls.iter().enumerate() {
+        let fits = |function: &&anec::coreai::bridge::DescribedFunction| {
+            let named = call.function.as_ref().is_none_or(|name| function.name.starts_with(name.as_str()));
+            let shape = |name: &str| call.inputs.get(name).map(|t| t.shape.iter().map(|n| *n as u64).collect::<Vec<_>>());
+            named && function.inputs.iter().all(|input| shape(&input.name).is_none_or(|shape| shape == input.shape))
+        };
+        let function = bridge.functions().iter().find(fits).cloned().ok_or(format!("no function for call {step}"))?;
+        let outputs: Vec<String> = call.outputs.keys().cloned().collect();
+        let states: Vec<(String, String)> =
+            function.states.iter().map(|state| (state.name.clone(), state.name.clone())).collect();
+        let request = BridgeCall {
+            function: &function.name,
+            sequence: 0,
+            inputs: call.inputs.iter().map(|(name, tensor)| bridge_array(name, tensor)).collect(),
+            states: states.clone(),
+            outputs,
+        };
+        let found = bridge.call(&request).map_err(|error| error.to_string())?;
+        let keys: Vec<&str> = call.states.keys().map(String::as_str).collect();
+        let states = bridge.states(0, &keys).map_err(|error| error.to_string())?;
+        for (expected, found) in call.outputs.values().chain(call.states.values()).zip(found.into_iter().chain(states)) {
+            let name = found.name.clone();
+            let apart = difference(&bridge_tensor(found), expected);
+            if !(apart <= tolerance) {
+                return Err(format!("call {step}: `{name}` differs by {apart}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// More than 400 operators of coremltools' op tests, every form of compressed weight, states, several functions and
+/// flexible shapes.
+#[test]
+fn packages_of_coremltools_give_their_values_on_apples_runtime() {
+    let Some(options) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let fixtures = repository("tests/fixtures/coremltools");
+    let names = crate::coremltools::names().filter(|name| !REFUSED.contains(name));
+    let problems: Vec<String> = names
+        .map(|name| {
+            let problem = || -> Result<(), String> {
+                let package = package::open(&fixtures.join(name).join("model.mlpackage")).map_err(|e| e.to_string())?;
+                let mut how = MigrateOptions::default();
+                how.choices = LoweringChoices::wide_products(true);
+                let migration = migrate(&package, &how).map_err(|e| e.to_string())?;
+                let path = folder.path().join(format!("{name}.aimodel"));
+                coreai::write(&migration.module, &path, &AssetOptions::default()).map_err(|e| e.to_string())?;
+                let mut bridge = Bridge::open(&path, &options).map_err(|e| e.to_string())?;
+                let (calls, tolerance) = calls(name);
+                run_calls(&mut bridge, &calls, tolerance)
+            };
+            problem().map_err(|problem| format!("{name}: {problem}"))
+        })
+        .filter_map(Result::err)
+        .collect();
+    assert!(problems.is_empty(), "{problems:#?}");
+}
+
+/// The function with one of its outputs, and the operators that it needs.
+fn only(function: &Function, output: ValueId) -> Function {
+    let mut needed = BTreeSet::from([output]);
+    let mut ops = Vec::new();
+    for op in function.block.ops.iter().rev() {
+        if op.outputs.iter().any(|id| needed.contains(id)) {
+            needed.extend(op.operands());
+            ops.push(op.clone());
+        }
+    }
+    ops.reverse();
+    let mut only = function.clone();
+    only.block.ops = ops;
+    only.block.outputs = vec![output];
+    only.inputs.retain(|id| needed.contains(id));
+    only
+}
+
+/// Each output of coremltools' collections of operators as a program of its own: nearly all can be expressed, and those
+/// give coremltools' values.
+#[test]
+fn operators_one_by_one_give_coremltools_values_on_apples_runtime() {
+    let Some(options) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let fixtures = repository("tests/fixtures/coremltools");
+    let (mut all, mut refused, mut wrong) = (0, Vec::new(), Vec::new());
+    for name in crate::coremltools::names().filter(|name| name.starts_with("zoo_")) {
+        let package = package::open(&fixtures.join(name).join("model.mlpackage")).unwrap();
+        let function = package.program.function(&package.program.default_function).unwrap();
+        let mut plan = LoweringPlan::new(LoweringChoices::wide_products(true));
+        let mut programs = Vec::new();
+        for output in &function.block.outputs {
+            all += 1;
+            let program = only(function, *output);
+            let value = function.value(*output).name.clone();
+            match LoweringPlan::default().add(&value, &program) {
+                Ok(()) => {
+                    plan.add(&value, &program).unwrap();
+                    programs.push((value, program));
+                }
+                Err(error) => refused.push(format!("{name}, {value}: {error}")),
+            }
+        }
+        let path = folder.path().join(format!("{name}.aimodel"));
+        coreai::write(&plan.finish(), &path, &AssetOptions::default()).unwrap();
+        let mut bridge = Bridge::open(&path, &options).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let (calls, tolerance) = calls(name);
+        for (value, program) in programs {
+            let inputs = program.tensor_inputs().map(|input| bridge_array(&input.name, &calls[0].inputs[&input.name]));
+            let request = BridgeCall {
+                function: &value,
+                sequence: 0,
+                inputs: inputs.collect(),
+                states: Vec::new(),
+                outputs: vec![value.clone()],
+            };
+            match bridge.call(&request) {
+                Ok(mut found) => {
+                    let apart = difference(&bridge_tensor(found.remove(0)), &calls[0].outputs[&value]);
+                    if !(apart <= tolerance) {
+                        wrong.push(format!("{name}, {value}: differs by {apart}"));
+                    }
+                }
+                Err(error) => wrong.push(format!("{name}, {value}: {error}")),
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(all > 400, "{all}");
+    assert!(refused.len() * 100 <= 3 * all, "{} of {all} are refused: {refused:#?}", refused.len());
+}
+
+/// The comparison of `anec migrate`, for the right asset and for another one.
+#[test]
+fn a_migration_is_compared_with_its_package() {
+    let Some(options) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.aimodel");
+    let fixture = |name: &str| repository("tests/fixtures/coremltools").join(name).join("model.mlpackage");
+    let [right, other] = ["state_decoder_slice", "state_decoder_mask"]
+        .map(|name| migrate(&package::open(&fixture(name)).unwrap(), &MigrateOptions::default()).unwrap());
+    coreai::write(&right.module, &path, &AssetOptions::default()).unwrap();
+    let agreement = migration::compare(&right.functions, &path, &options).unwrap();
+    assert!(agreement.iter().all(|of| of.agrees && of.cosine > 0.9999), "{agreement:?}");
+    let wrong = migration::compare(&other.functions, &path, &options);
+    assert!(wrong.is_err() || wrong.unwrap().iter().any(|of| !of.agrees), "another package's asset agrees");
+}
+
+/// Converts a model of `tests/fixtures/families`.
+fn convert(family: &str, out: &Path, settings: &[&str]) -> PathBuf {
+    let source = repository("tests/fixtures/families").join(family);
+    let mut all = vec![format!("source={}", source.display()), "context=64".into()];
+    all.extend(settings.iter().map(|setting| (*setting).to_owned()));
+    let manifest = Manifest::from_yaml("quant: {weights: none}", "test", &all).unwrap();
+    let path = out.join(format!("{family}.anec"));
+    Converter::new(manifest).out(&path).compile(false).convert().unwrap_or_else(|error| panic!("{family}: {error}"));
+    path
+}
+
+/// Smallest cosine of a position, and positions whose largest logit is another.
+fn compared(found: &[f32], expected: &[f32], rows: usize) -> (f64, usize) {
+    let mut least = 1.0f64;
+    let mut moved = 0;
+    for (found, expected) in found.chunks_exact(rows).zip(expected.chunks_exact(rows)) {
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+        let cosine = dot(found, expected) / (dot(found, found) * dot(expected, expected)).sqrt();
+        least = if cosine.is_nan() { -1.0 } else { least.min(cosine) };
+        let best = |row: &[f32]| runtime::sampling::argmax(row);
+        // a near tie may go either way
+        let margin = expected[best(expected) as usize] - expected[best(found) as usize];
+        let size = expected.iter().fold(0f32, |most, value| most.max(value.abs()));
+        moved += usize::from(margin > size * 5e-3);
+    }
+    (least, moved)
+}
+
+fn logits(model: &std::sync::Arc<LoadedModel>, tokens: &[u32], chunk: &[u64]) -> Vec<f32> {
+    let options = ForwardOptions::all(Chunking::Pattern(chunk.to_vec()));
+    model.start(tokens.len() as u64).unwrap().forward(tokens, &options).unwrap().logits
+}
+
+/// One model of each family of decoders, on Apple's runtime by one token and by four, against transformers.
+#[test]
+fn every_family_computes_transformers_logits_on_apples_runtime() {
+    let Some(options) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut families: Vec<String> = std::fs::read_dir(repository("tests/fixtures/families"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .filter(|name| name.ends_with("-default"))
+        .collect();
+    families.sort();
+    assert!(families.len() > 25, "{families:?}");
+    let problems: Vec<String> = families
+        .par_iter()
+        .filter_map(|family| {
+            let path = convert(family, folder.path(), &[]);
+            let golden = Golden::read(&repository("tests/fixtures/families").join(family).join("golden.safetensors"));
+            let golden = golden.unwrap_or_else(|error| panic!("{family}: {error}"));
+            let count = golden.tokens.len().min(TOKENS);
+            let model = match runtime::coreai::open(&path, &options) {
+                Ok(model) => model,
+                Err(error) => return Some(format!("{family}: {error}")),
+            };
+            let expected = &golden.logits[..count * golden.vocab_size];
+            for chunk in [&[1][..], &[4, 3]] {
+                let found = logits(&model, &golden.tokens[..count], chunk);
+                let (cosine, moved) = compared(&found, expected, golden.vocab_size);
+                if !(cosine > LEAST_COSINE) || moved > 0 {
+                    return Some(format!("{family}, calls of {chunk:?}: cosine {cosine}, {moved} of {count} other tokens"));
+                }
+            }
+            None
+        })
+        .collect();
+    assert!(problems.is_empty(), "{problems:#?}");
+}
+
+/// Every number format: the asset expands weights as the executor does.
+#[test]
+fn every_number_format_is_the_same_on_apples_runtime() {
+    let Some(options) = runtime() else { return };
+    const FORMATS: [&str; 12] = [
+        "{weights: int8}",
+        "{weights: int8, granularity: per_channel}",
+        "{weights: int8, granularity: {block: 16}}",
+        "{weights: int8, op: affine}",
+        "{weights: int4, granularity: {block: 32}}",
+        "{weights: palette8}",
+        "{weights: palette6}",
+        "{weights: palette4, granularity: {group: 16}}",
+        "{weights: palette4, row_scale: true}",
+        "{weights: palette3}",
+        "{weights: palette2}",
+        "{weights: palette1}",
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    for (number, format) in FORMATS.iter().enumerate() {
+        let out = folder.path().join(number.to_string());
+        let path = convert("qwen3-default", &out, &[&format!("quant={format}")]);
+        let tokens: Vec<u32> = (3..11).collect();
+        let [executor, apple] = [
+            LoadedModel::on_cpu(&path, Precision::F32).unwrap(),
+            runtime::coreai::open(&path, &options).unwrap_or_else(|error| panic!("{format}: {error}")),
+        ]
+        .map(|model| logits(&model, &tokens, &[4]));
+        let rows = executor.len() / tokens.len();
+        let (cosine, moved) = compared(&apple, &executor, rows);
+        assert!(cosine > LEAST_COSINE && moved == 0, "{format}: cosine {cosine}, {moved} other tokens");
+    }
+}
+
+/// A bundle of `format: coreai`: one asset, the same bytes twice, run as it is, with products in half precision.
+#[test]
+fn a_bundle_of_core_ai_is_one_asset_that_apples_runtime_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = ["format=coreai", "context=[32, 64]", "lengths={fixed: [1, 4]}", "lm_head.split=2"];
+    let [first, second] = ["first", "second"].map(|name| convert("qwen3-default", &folder.path().join(name), &settings));
+    let bundle = Bundle::read(&first).unwrap();
+    assert_eq!(bundle.check(), [""; 0]);
+    let [package] = &bundle.packages[..] else { panic!("{:?}", bundle.packages) };
+    assert!(package.package.ends_with(".aimodel"));
+    for file in &package.files {
+        assert!(std::fs::read(first.join(&file.file)).unwrap() == std::fs::read(second.join(&file.file)).unwrap());
+    }
+    let names: Vec<String> = std::fs::read_dir(&first)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .filter(|name| name.contains(".ml"))
+        .collect();
+    assert!(names.is_empty(), "{names:?} are left");
+    let inventory = coreai::open(&first.join(&package.package)).unwrap().inventory();
+    assert_eq!(inventory.functions.len(), bundle.functions.len());
+    let refused = LoadedModel::on_cpu(&first, Precision::F32).map(drop).unwrap_err().to_string();
+    assert!(refused.contains("format: coreai"), "{refused}");
+
+    let Some(options) = runtime() else { return };
+    let golden = Golden::read(&repository("tests/fixtures/families/qwen3-default/golden.safetensors")).unwrap();
+    let model = runtime::coreai::open(&first, &options).unwrap();
+    let count = golden.tokens.len().min(TOKENS);
+    let found = logits(&model, &golden.tokens[..count], &[4, 1]);
+    // products in half precision, as the asset has them
+    let (cosine, _) = compared(&found, &golden.logits[..count * golden.vocab_size], golden.vocab_size);
+    assert!(cosine > 0.999, "{cosine}");
+}
+
+/// The dates of the table of forms are those that Apple's exporter gives: it writes again what ours wrote.
+#[test]
+fn versions_are_those_of_apples_exporter() {
+    if runtime().is_none() {
+        return;
+    }
+    let python = std::env::var_os("ANEC_PYTHON").expect("the runtime was there");
+    let folder = tempfile::tempdir().unwrap();
+    let fixtures = repository("tests/fixtures/coremltools");
+    let mut expected = BTreeMap::new();
+    for name in ["mlp_fp32", "lut3_tensor", "zoo_elementwise_fp32", "zoo_reductions", "zoo_shapes", "state_decoder_mask"] {
+        let package = package::open(&fixtures.join(name).join("model.mlpackage")).unwrap();
+        let migration = migrate(&package, &MigrateOptions::default()).unwrap();
+        expected.insert(name, migration.module.version().unwrap());
+        coreai::write(&migration.module, &folder.path().join(format!("{name}.aimodel")), &AssetOptions::default()).unwrap();
+    }
+    let script = "import sys\nfrom pathlib import Path\nfrom coreai.authoring import AIModelAsset\n\
+                  AIModelAsset.load(Path(sys.argv[1])).program.save_asset(Path(sys.argv[2]))\n";
+    for (name, version) in expected {
+        let [ours, theirs] = ["", "-again"].map(|end| folder.path().join(format!("{name}{end}.aimodel")));
+        let output = std::process::Command::new(&python).args(["-c", script]).arg(&ours).arg(&theirs).output().unwrap();
+        assert!(theirs.exists(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(coreai::open(&theirs).unwrap().module.version(), Some(version), "{name}");
+    }
+}
