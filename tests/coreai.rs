@@ -34,7 +34,8 @@ fn assets_of_apples_packages_are_read() {
 
     let inventory = apples("weights").inventory();
     assert_eq!(inventory.version, Some(20260204));
-    let expected = ["2 primitive.batch_matmul_v1", "1 primitive.blockwise_shift_scale_v2", "1 primitive.lut_to_dense_v1"];
+    let expected =
+        ["2 primitive.batch_matmul_v1", "1 primitive.blockwise_shift_scale_v2", "1 primitive.lut_to_dense_v1"];
     let mut found = ops(&inventory, "main");
     found.sort_by_key(|op| op[2..].to_owned());
     assert_eq!(found, expected);

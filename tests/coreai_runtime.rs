@@ -1,29 +1,25 @@
-//! Apple's own runtime on what anec emits: operators against coremltools' values, every family against transformers'
-//! goldens, every number format against the CPU executor.
+//! Apple's own runtime on what anec emits: every family against transformers' goldens, every number format against the
+//! CPU executor. Operators are tested in the crate coreai.
 //!
 //! Needs the Python that `ANEC_PYTHON` names, with the packages of `tests/requirements-coreai.txt`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anec::Converter;
 use anec::base::Fault;
 use anec::bundle::Bundle;
-use anec::coreai::bridge::{Bridge, BridgeCall, BridgeOptions};
-use anec::coreai::lower::{LoweringChoices, LoweringPlan};
+use anec::coreai::bridge::{Bridge, BridgeOptions};
 use anec::coreai::migrate::{MigrateOptions, migrate};
 use anec::coreai::{self, AssetOptions};
 use anec::exec::Precision;
 use anec::manifest::Manifest;
-use anec::mil::{Function, ValueId};
 use anec::package;
-use anec::runtime::coreai::{bridge_array, bridge_tensor};
 use anec::runtime::{self, Chunking, ForwardOptions, LoadedModel};
 use anec::validate::{Golden, migration};
 use rayon::prelude::*;
 
 use crate::common::folder::repository;
-use crate::coremltools::{Call, calls, difference};
 
 /// Smallest cosine between the logits of a position. Half precision alone costs up to 6e-5: the executor in f16 is as
 /// far from transformers, family by family.
@@ -43,142 +39,6 @@ fn runtime() -> Option<BridgeOptions> {
         }
         Err(error) => panic!("{error}"),
     }
-}
-
-/// Packages of coremltools that can't be migrated (`coreai.rs` holds what is said of them).
-const REFUSED: [&str; 3] = ["state_decoder_growing", "zoo_indexing", "zoo_indexing_ios18"];
-
-/// Runs the calls of a package on its asset; gives what differs by more than the tolerance.
-fn run_calls(bridge: &mut Bridge, calls: &[Call], tolerance: f32) -> Result<(), String> {
-    for (step, call) in calls.iter().enumerate() {
-        let fits = |function: &&anec::coreai::bridge::DescribedFunction| {
-            let named = call.function.as_ref().is_none_or(|name| function.name.starts_with(name.as_str()));
-            let shape = |name: &str| call.inputs.get(name).map(|t| t.shape.iter().map(|n| *n as u64).collect::<Vec<_>>());
-            named && function.inputs.iter().all(|input| shape(&input.name).is_none_or(|shape| shape == input.shape))
-        };
-        let function = bridge.functions().iter().find(fits).cloned().ok_or(format!("no function for call {step}"))?;
-        let outputs: Vec<String> = call.outputs.keys().cloned().collect();
-        let states: Vec<(String, String)> =
-            function.states.iter().map(|state| (state.name.clone(), state.name.clone())).collect();
-        let request = BridgeCall {
-            function: &function.name,
-            sequence: 0,
-            inputs: call.inputs.iter().map(|(name, tensor)| bridge_array(name, tensor)).collect(),
-            states: states.clone(),
-            outputs,
-        };
-        let found = bridge.call(&request).map_err(|error| error.to_string())?;
-        let keys: Vec<&str> = call.states.keys().map(String::as_str).collect();
-        let states = bridge.states(0, &keys).map_err(|error| error.to_string())?;
-        for (expected, found) in call.outputs.values().chain(call.states.values()).zip(found.into_iter().chain(states)) {
-            let name = found.name.clone();
-            let apart = difference(&bridge_tensor(found), expected);
-            if !(apart <= tolerance) {
-                return Err(format!("call {step}: `{name}` differs by {apart}"));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// More than 400 operators of coremltools' op tests, every form of compressed weight, states, several functions and
-/// flexible shapes.
-#[test]
-fn packages_of_coremltools_give_their_values_on_apples_runtime() {
-    let Some(options) = runtime() else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let fixtures = repository("tests/fixtures/coremltools");
-    let names = crate::coremltools::names().filter(|name| !REFUSED.contains(name));
-    let problems: Vec<String> = names
-        .map(|name| {
-            let problem = || -> Result<(), String> {
-                let package = package::open(&fixtures.join(name).join("model.mlpackage")).map_err(|e| e.to_string())?;
-                let mut how = MigrateOptions::default();
-                how.choices = LoweringChoices::wide_products(true);
-                let migration = migrate(&package, &how).map_err(|e| e.to_string())?;
-                let path = folder.path().join(format!("{name}.aimodel"));
-                coreai::write(&migration.module, &path, &AssetOptions::default()).map_err(|e| e.to_string())?;
-                let mut bridge = Bridge::open(&path, &options).map_err(|e| e.to_string())?;
-                let (calls, tolerance) = calls(name);
-                run_calls(&mut bridge, &calls, tolerance)
-            };
-            problem().map_err(|problem| format!("{name}: {problem}"))
-        })
-        .filter_map(Result::err)
-        .collect();
-    assert!(problems.is_empty(), "{problems:#?}");
-}
-
-/// The function with one of its outputs, and the operators that it needs.
-fn only(function: &Function, output: ValueId) -> Function {
-    let mut needed = BTreeSet::from([output]);
-    let mut ops = Vec::new();
-    for op in function.block.ops.iter().rev() {
-        if op.outputs.iter().any(|id| needed.contains(id)) {
-            needed.extend(op.operands());
-            ops.push(op.clone());
-        }
-    }
-    ops.reverse();
-    let mut only = function.clone();
-    only.block.ops = ops;
-    only.block.outputs = vec![output];
-    only.inputs.retain(|id| needed.contains(id));
-    only
-}
-
-/// Each output of coremltools' collections of operators as a program of its own: nearly all can be expressed, and those
-/// give coremltools' values.
-#[test]
-fn operators_one_by_one_give_coremltools_values_on_apples_runtime() {
-    let Some(options) = runtime() else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let fixtures = repository("tests/fixtures/coremltools");
-    let (mut all, mut refused, mut wrong) = (0, Vec::new(), Vec::new());
-    for name in crate::coremltools::names().filter(|name| name.starts_with("zoo_")) {
-        let package = package::open(&fixtures.join(name).join("model.mlpackage")).unwrap();
-        let function = package.program.function(&package.program.default_function).unwrap();
-        let mut plan = LoweringPlan::new(LoweringChoices::wide_products(true));
-        let mut programs = Vec::new();
-        for output in &function.block.outputs {
-            all += 1;
-            let program = only(function, *output);
-            let value = function.value(*output).name.clone();
-            match LoweringPlan::default().add(&value, &program) {
-                Ok(()) => {
-                    plan.add(&value, &program).unwrap();
-                    programs.push((value, program));
-                }
-                Err(error) => refused.push(format!("{name}, {value}: {error}")),
-            }
-        }
-        let path = folder.path().join(format!("{name}.aimodel"));
-        coreai::write(&plan.finish(), &path, &AssetOptions::default()).unwrap();
-        let mut bridge = Bridge::open(&path, &options).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let (calls, tolerance) = calls(name);
-        for (value, program) in programs {
-            let inputs = program.tensor_inputs().map(|input| bridge_array(&input.name, &calls[0].inputs[&input.name]));
-            let request = BridgeCall {
-                function: &value,
-                sequence: 0,
-                inputs: inputs.collect(),
-                states: Vec::new(),
-                outputs: vec![value.clone()],
-            };
-            match bridge.call(&request) {
-                Ok(mut found) => {
-                    let apart = difference(&bridge_tensor(found.remove(0)), &calls[0].outputs[&value]);
-                    if !(apart <= tolerance) {
-                        wrong.push(format!("{name}, {value}: differs by {apart}"));
-                    }
-                }
-                Err(error) => wrong.push(format!("{name}, {value}: {error}")),
-            }
-        }
-    }
-    assert!(wrong.is_empty(), "{wrong:#?}");
-    assert!(all > 400, "{all}");
-    assert!(refused.len() * 100 <= 3 * all, "{} of {all} are refused: {refused:#?}", refused.len());
 }
 
 /// The comparison of `anec migrate`, for the right asset and for another one.
@@ -258,7 +118,9 @@ fn every_family_computes_transformers_logits_on_apples_runtime() {
                 let found = logits(&model, &golden.tokens[..count], chunk);
                 let (cosine, moved) = compared(&found, expected, golden.vocab_size);
                 if !(cosine > LEAST_COSINE) || moved > 0 {
-                    return Some(format!("{family}, calls of {chunk:?}: cosine {cosine}, {moved} of {count} other tokens"));
+                    return Some(format!(
+                        "{family}, calls of {chunk:?}: cosine {cosine}, {moved} of {count} other tokens"
+                    ));
                 }
             }
             None
@@ -306,7 +168,8 @@ fn every_number_format_is_the_same_on_apples_runtime() {
 fn a_bundle_of_core_ai_is_one_asset_that_apples_runtime_runs() {
     let folder = tempfile::tempdir().unwrap();
     let settings = ["format=coreai", "context=[32, 64]", "lengths={fixed: [1, 4]}", "lm_head.split=2"];
-    let [first, second] = ["first", "second"].map(|name| convert("qwen3-default", &folder.path().join(name), &settings));
+    let [first, second] =
+        ["first", "second"].map(|name| convert("qwen3-default", &folder.path().join(name), &settings));
     let bundle = Bundle::read(&first).unwrap();
     assert_eq!(bundle.check(), [""; 0]);
     let [package] = &bundle.packages[..] else { panic!("{:?}", bundle.packages) };
@@ -345,11 +208,14 @@ fn versions_are_those_of_apples_exporter() {
     let folder = tempfile::tempdir().unwrap();
     let fixtures = repository("tests/fixtures/coremltools");
     let mut expected = BTreeMap::new();
-    for name in ["mlp_fp32", "lut3_tensor", "zoo_elementwise_fp32", "zoo_reductions", "zoo_shapes", "state_decoder_mask"] {
+    for name in
+        ["mlp_fp32", "lut3_tensor", "zoo_elementwise_fp32", "zoo_reductions", "zoo_shapes", "state_decoder_mask"]
+    {
         let package = package::open(&fixtures.join(name).join("model.mlpackage")).unwrap();
         let migration = migrate(&package, &MigrateOptions::default()).unwrap();
         expected.insert(name, migration.module.version().unwrap());
-        coreai::write(&migration.module, &folder.path().join(format!("{name}.aimodel")), &AssetOptions::default()).unwrap();
+        coreai::write(&migration.module, &folder.path().join(format!("{name}.aimodel")), &AssetOptions::default())
+            .unwrap();
     }
     let script = "import sys\nfrom pathlib import Path\nfrom coreai.authoring import AIModelAsset\n\
                   AIModelAsset.load(Path(sys.argv[1])).program.save_asset(Path(sys.argv[2]))\n";

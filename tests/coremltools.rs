@@ -78,11 +78,6 @@ const PACKAGES: &[(&str, f32)] = &[
     ("zoo_shapes_ios17", 1e-6),
 ];
 
-/// Names of the packages.
-pub fn names() -> impl Iterator<Item = &'static str> {
-    PACKAGES.iter().map(|(name, _)| *name)
-}
-
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/coremltools")
 }
@@ -93,15 +88,15 @@ fn open(name: &str) -> Package {
 
 /// One call: inputs, expected outputs and expected states by name.
 #[derive(Default)]
-pub struct Call {
-    pub function: Option<String>,
-    pub inputs: BTreeMap<String, Tensor>,
-    pub outputs: BTreeMap<String, Tensor>,
-    pub states: BTreeMap<String, Tensor>,
+struct Call {
+    function: Option<String>,
+    inputs: BTreeMap<String, Tensor>,
+    outputs: BTreeMap<String, Tensor>,
+    states: BTreeMap<String, Tensor>,
 }
 
 /// The calls that a package comes with, in order, and the tolerance that its precision explains.
-pub fn calls(name: &str) -> (Vec<Call>, f32) {
+fn calls(name: &str) -> (Vec<Call>, f32) {
     let bytes = std::fs::read(folder().join(name).join("io.safetensors")).unwrap_or_else(|e| panic!("{name}: {e}"));
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
@@ -142,7 +137,7 @@ fn tensor(view: &TensorView<'_>) -> Tensor {
 }
 
 /// Largest absolute difference; infinite if the two are not even alike. Integers must be equal.
-pub fn difference(found: &Tensor, expected: &Tensor) -> f32 {
+fn difference(found: &Tensor, expected: &Tensor) -> f32 {
     if found.shape != expected.shape {
         return f32::INFINITY;
     }

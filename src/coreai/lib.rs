@@ -43,6 +43,8 @@ mod error;
 pub mod inventory;
 pub mod lower;
 pub mod migrate;
+#[cfg(test)]
+mod runtime_tests;
 
 pub use asset::{Asset, AssetMetadata, AssetOptions, WrittenAsset, open, open_bytes, write};
 pub use error::CoreAiError;
