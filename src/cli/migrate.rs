@@ -13,31 +13,31 @@ use anec::coreai::{self, AssetOptions};
 use anec::package;
 use anec::validate::migration::{self, Agreement};
 
-/// Turns a Core ML package into an asset of Core AI, and compares both.
+/// Turn a Core ML package into an asset of Core AI, and compare both
 ///
 /// All functions, states and weights stay, compressed as they are, under their names. What Core AI can't express is
 /// named in one error. Where a Python has Apple's coreai-core, the same random inputs go through the package, on the
 /// CPU executor, and through the asset, on Apple's runtime.
 #[derive(Debug, clap::Args)]
 pub struct MigrateArgs {
-    /// The package (.mlpackage or .mlmodel)
+    /// Package (.mlpackage or .mlmodel)
     package: PathBuf,
-    /// The asset; its name ends in .aimodel
+    /// Output asset; its name ends in .aimodel
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Sizes of a flexible dimension, as SYMBOL=1,64: a function for each of them
+    /// Sizes of a flexible dimension, such as T=1,64; each gets a function
     #[arg(long, value_name = "SYMBOL=N,N,…", value_parser = sizes)]
     shapes: Vec<(String, Vec<u64>)>,
-    /// Replaces what is there
+    /// Replace an existing asset
     #[arg(long)]
     force: bool,
-    /// Writes the asset without comparing it with the package
+    /// Skip the comparison with the package
     #[arg(long)]
     no_verify: bool,
-    /// The Python with Apple's coreai-core; that of ANEC_PYTHON if not given
+    /// Python with Apple's coreai-core [default: that of ANEC_PYTHON]
     #[arg(long, value_name = "FILE", conflicts_with = "no_verify")]
     python: Option<PathBuf>,
-    /// Prints the result as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }

@@ -61,7 +61,7 @@ pub struct Backend {
     /// Core ML's devices [default: cpu-and-neural-engine]
     #[arg(long, value_enum, value_name = "UNITS")]
     compute_units: Option<ComputeUnits>,
-    /// The Python with Apple's coreai-core, for --backend coreai; that of ANEC_PYTHON if not given
+    /// Python with Apple's coreai-core, for --backend coreai [default: that of ANEC_PYTHON]
     #[arg(long, value_name = "FILE")]
     python: Option<PathBuf>,
 }
