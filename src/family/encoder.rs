@@ -12,8 +12,9 @@
 //! hidden states. Sums and norms depend on the family:
 //! | module | family |
 //! |---|---|
-//! | [`bert`] | BERT, RoBERTa, XLM-RoBERTa |
+//! | [`bert`] | BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, ELECTRA |
 //! | [`modernbert`] | ModernBERT |
+//! | [`nomic`] | NomicBERT |
 //! | [`gemma`] | EmbeddingGemma: bidirectional Gemma 3 |
 //!
 //! [`gguf`] reads the keys of llama.cpp's files; [`naming`] maps tensor names.
@@ -24,6 +25,7 @@ mod gguf;
 mod head;
 mod modernbert;
 mod naming;
+mod nomic;
 
 use std::ops::Range;
 
@@ -97,7 +99,8 @@ pub(super) fn names() -> impl Iterator<Item = &'static str> {
 /// Model types of encoders, each with the neutral keys of its configuration beside
 /// [`NEUTRAL_KEYS`](crate::table::NEUTRAL_KEYS).
 pub fn families() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
-    bert::ROWS.iter().map(|row| (row.name, bert::NEUTRAL)).chain([(modernbert::ROPE.name, modernbert::NEUTRAL)])
+    let others = [(modernbert::ROPE.name, modernbert::NEUTRAL), (nomic::ROPE.name, nomic::NEUTRAL)];
+    bert::ROWS.iter().map(|row| (row.name, bert::NEUTRAL)).chain(others)
 }
 
 /// Architecture of the GGUF files of an encoder's model type.
@@ -117,6 +120,7 @@ pub(super) fn open(
     ledger.assume(["embeddings.*_embeddings.weight"]);
     let encoder = match bert::ROWS.iter().find(|row| row.name == model_type) {
         Some(row) => bert::open(row, place, config, ledger, acknowledged)?,
+        None if model_type == nomic::ROPE.name => nomic::open(place, config, ledger, acknowledged)?,
         None => modernbert::open(place, config, ledger, acknowledged)?,
     };
     Ok(Box::new(encoder))
