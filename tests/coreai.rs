@@ -33,7 +33,7 @@ fn assets_of_apples_packages_are_read() {
     assert_eq!(ops(&inventory, "main"), expected);
 
     let inventory = apples("weights").inventory();
-    assert_eq!(inventory.version, Some(20260204));
+    assert_eq!(inventory.version, Some(20260202));
     let expected =
         ["2 primitive.batch_matmul_v1", "1 primitive.blockwise_shift_scale_v2", "1 primitive.lut_to_dense_v1"];
     let mut found = ops(&inventory, "main");

@@ -143,7 +143,7 @@ pub const FORMS: &[OpForm] = &[
     row("primitive.scatter_along_axis_v1", "input indices updates axis", 20251030).properties("scatter_mode"),
     row("primitive.scatter_nd_v1", "input indices updates", 20251027).region(),
     // weights
-    row("primitive.blockwise_shift_scale_v2", "data scale offset1 offset2", 20260204),
+    row("primitive.blockwise_shift_scale_v2", "data scale offset1 offset2", 20260202),
     row("primitive.lut_to_dense_v1", "indices lut axis", 20251003),
     row("primitive.build_sparse_with_bitmask_v1", "values bitmask", 20251003),
     row("primitive.sparse_with_bitmask_to_dense_v1", "input", 20251003),
