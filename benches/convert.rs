@@ -1,21 +1,21 @@
-//! Measures conversions: wall time, processor time and peak memory of `anec convert`, beside the time that `cp` would
-//! take to read the source and write as many bytes as the bundle has, and beside the usual route through coremltools.
+//! Conversion benchmark: wall time, processor time and peak memory of `anec convert`, beside `cp` reading the source
+//! and writing as many bytes as the bundle has, and beside the usual route through coremltools.
 //!
 //! ```text
 //! cargo bench --bench convert                        # all of the below
 //! cargo bench --bench convert -- --layers 32         # Phi-4-mini whole: 3.8 billion weights (12 GB of disk)
-//! cargo bench --bench convert -- --source model.gguf # a model at hand, alone
+//! cargo bench --bench convert -- --source model.gguf # one local model
 //! cargo bench --bench convert -- --set quant.granularity=per_channel
 //! ```
 //!
-//! Measured are Qwen2.5-Coder-0.5B as Q4_K_M, which lies in the folder that `ANEC_MODELS` names; Phi-4-mini's shape as
-//! Q8_0, 4 of its 32 layers if `--layers` doesn't say otherwise, with random weights; and 2 of its layers with a
-//! quarter of its LM head both ways, through `benches/coremltools_route.py` with the Python that `ANEC_PYTHON` names.
-//! What isn't there is skipped, and said.
+//! The models are Qwen2.5-Coder-0.5B as Q4_K_M from the folder in `ANEC_MODELS`; Phi-4-mini's shape as Q8_0 with random
+//! weights, 4 of its 32 layers unless `--layers` says otherwise; and 2 of its layers with a quarter of its LM head both
+//! ways, through `benches/coremltools_route.py` with the Python in `ANEC_PYTHON`. Missing ones are skipped with a
+//! message.
 //!
-//! `--runs N` repeats (5 if not given): conversions and copies take turns, the cache is warm, and the disk has written
-//! all before each. `--folder DIR` says where files go, `--json` prints one line of JSON for each model. Processor time
-//! and memory are what the system reports of the finished process.
+//! `--runs N` sets the number of repetitions (default 5): conversions and copies alternate, with a warm cache and after
+//! the disk has written all. `--folder DIR` sets the folder for files, `--json` prints one line of JSON for each model.
+//! Processor time and memory are those that the system reports for the finished process.
 
 #[cfg(unix)]
 fn main() {
@@ -42,7 +42,7 @@ mod bench {
 
     /// Rows of Phi-4-mini's LM head.
     const VOCABULARY: u64 = 200_064;
-    /// Layers and rows of the LM head that are converted both ways.
+    /// Layers and LM head rows that are converted both ways.
     const BOTH_WAYS: (u64, u64) = (2, VOCABULARY / 4);
 
     struct Arguments {
@@ -88,8 +88,7 @@ mod bench {
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the program starts");
         let (mut status, mut usage) = (0, std::mem::MaybeUninit::<libc::rusage>::zeroed());
         let id = libc::pid_t::try_from(child.id()).expect("a process id");
-        // SAFETY: both pointers are to values of the types that the call fills; the child was started above and is
-        // waited for nowhere else.
+        // SAFETY: both pointers are to values of the types that the call fills; only this code waits for the child.
         let waited = unsafe { libc::wait4(id, &mut status, 0, usage.as_mut_ptr()) };
         assert_eq!(waited, id, "the process can be waited for");
         assert_eq!(status, 0, "the process ends well");
@@ -123,7 +122,7 @@ mod bench {
                     "--folder" => arguments.folder = value().into(),
                     "--set" => arguments.sets.push(value()),
                     "--json" => arguments.json = true,
-                    // cargo's own
+                    // option that cargo appends
                     "--bench" => {}
                     other => panic!("unknown argument {other}"),
                 }
@@ -131,7 +130,7 @@ mod bench {
             arguments
         }
 
-        /// A model of Phi-4-mini's shape, written if it isn't there.
+        /// Model of Phi-4-mini's shape, written if it is missing.
         fn synthetic(&self, layers: u64, vocabulary: u64) -> PathBuf {
             let path = self.folder.join(format!("phi4-mini-{layers}-layers-{vocabulary}-rows-q8_0.gguf"));
             if !path.exists() {
@@ -141,8 +140,8 @@ mod bench {
             path
         }
 
-        /// Converts a source and copies as many bytes, in turns; prints the best and the median of each, and gives the
-        /// least processor time of a conversion.
+        /// Converts a source and copies as many bytes, alternating; prints the best and the median of each, and returns
+        /// the least processor time of a conversion.
         fn measure(&self, name: &str, source: &Path) -> f64 {
             let (mut conversions, mut copies, mut bundle_bytes) = (Vec::new(), Vec::new(), 0);
             let source_bytes = read(source);
@@ -224,14 +223,14 @@ mod bench {
         }
     }
 
-    /// A warm cache, and a disk that has nothing left to write.
+    /// Warms the cache and waits until the disk has written everything.
     fn settle(source: &Path) {
         // SAFETY: the call has no preconditions.
         unsafe { libc::sync() };
         read(source);
     }
 
-    /// Reads the source and writes as many bytes as the bundle has, like `cp`; returns the seconds.
+    /// Reads the source and writes as many bytes as the bundle has, as `cp` does. Returns the seconds.
     fn copy(source: &Path, path: &Path, bytes: u64) -> f64 {
         let begin = Instant::now();
         read(source);
@@ -259,7 +258,7 @@ mod bench {
         serde_json::from_slice(&std::fs::read(bundle.join("report.json")).expect("a report")).expect("JSON")
     }
 
-    /// Reads a file, or all files of a folder; gives the bytes.
+    /// Reads a file, or all files of a folder; returns the bytes.
     fn read(path: &Path) -> u64 {
         if path.is_dir() {
             let entries = std::fs::read_dir(path).expect("a folder").flatten();
@@ -281,7 +280,7 @@ mod bench {
         source.tensors().map(|t| t.elements()).max().unwrap_or(0)
     }
 
-    /// Writes a GGUF of Phi-4-mini's shape with random Q8_0 weights, as llama.cpp's converter names them.
+    /// Writes a GGUF of Phi-4-mini's shape with random Q8_0 weights, named as by llama.cpp's converter.
     fn phi4_mini(path: &Path, layers: u64, vocab: u64) {
         let (hidden, width, queries, keys) = (3072, 8192, 24 * 128, 8 * 128);
         let mut writer = Writer::new();
@@ -330,7 +329,7 @@ mod bench {
                 while left > 0 {
                     let values = &mut values[..left.min(4096)];
                     for value in values.iter_mut() {
-                        // xorshift: what matters is that all bit patterns occur
+                        // xorshift: all bit patterns occur
                         state ^= state << 13;
                         state ^= state >> 7;
                         state ^= state << 17;

@@ -1,4 +1,4 @@
-//! How fast one thread decodes each element type, out of cache and in rows as a converter reads them.
+//! Decoding speed of each element type on one thread, out of cache and in rows as a converter reads them.
 //!
 //! `cargo bench --bench dequantize [-- TYPE…]`
 

@@ -1,5 +1,5 @@
-//! How fast the executor's matrix products are, by stored type and number of tokens: `cargo bench --bench products`,
-//! or, of lines that begin with a text, `cargo bench --bench products -- "4864x896 int8"`.
+//! Speed of the executor's matrix products by stored type and number of tokens: `cargo bench --bench products`, or, for
+//! lines that begin with a text, `cargo bench --bench products -- "4864x896 int8"`.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use anec_kernels::layout::MatrixLayout;
 use anec_kernels::product::{Activations, multiply};
 use anec_kernels::weight::{Elements, Scales, StoredWeight};
 
-/// Numbers between -1 and 1.
+/// Pseudo-random numbers between -1 and 1.
 fn noise(count: usize, mut seed: u32) -> Vec<f32> {
     let mut next = || {
         seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

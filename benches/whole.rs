@@ -1,5 +1,5 @@
-//! Converts whole models of published shapes from random weights, which are computed while they are read and never
-//! stored: measures size, memory and time without the original weights. Then the structure of the bundle is checked.
+//! Conversion of whole models of published shapes from random weights, which are computed as they are read and never
+//! stored: measures size, memory and time without the original weights. Then the bundle's structure is checked.
 //!
 //! ```text
 //! cargo bench --bench whole                       # zaya1-8b and privacy-filter: about 12 GB of disk
@@ -7,9 +7,9 @@
 //! cargo bench --bench whole -- --all              # every one; the largest takes 82 GB of disk
 //! ```
 //!
-//! Times include computing the weights, which takes longer than reading them would. Each model is converted by a
-//! process of its own, for the system to say what it used. `ANEC_BENCH_FOLDER` says where bundles go; they are removed
-//! at the end.
+//! Times include computing the weights, which takes longer than reading them. A process of its own converts each model,
+//! so that the system reports its memory. `ANEC_BENCH_FOLDER` sets the folder of the bundles, which are removed at the
+//! end.
 
 #[path = "../tests/common/synthetic.rs"]
 mod synthetic;
@@ -27,7 +27,7 @@ use anec::family::published;
 use anec::manifest::{Manifest, builtin};
 use anec::validate::{Verdict, structure};
 
-/// Names the model to convert, in the process that does it.
+/// Environment variable with the model that a child process converts.
 const CONVERT: &str = "ANEC_BENCH_CONVERT";
 
 fn main() {

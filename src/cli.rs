@@ -69,6 +69,7 @@ pub struct Cli {
 impl Cli {
     /// Runs the verb and returns the exit code.
     fn run(self) -> Result<u8> {
+        anec::exec::check_instruction_limit().map_err(usage::InstructionError)?;
         if let Some(threads) = self.threads {
             // the executor uses rayon's global pool
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.into());

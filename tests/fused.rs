@@ -84,7 +84,7 @@ fn compare(case: &str, form: LoweringOptions, precision: Precision, caches: Cach
     }
     // what was written is all that had to be cleared
     for (state, executable) in [(fused_state, &fused), (plain_state, &plain)] {
-        assert_eq!(state.emptied(), Some(kept(executable)), "{what}");
+        assert_eq!(state.into_zeros(), Some(kept(executable)), "{what}");
     }
 }
 

@@ -24,7 +24,7 @@ pub struct MachineReport {
     /// Processor cores.
     pub cores: usize,
     /// Processor features that the executor uses: vector units, and instructions that multiply bytes.
-    pub processor: Vec<&'static str>,
+    pub processor: Vec<String>,
     /// Number of executor threads.
     pub threads: usize,
     /// Cache folder, if the environment names one.

@@ -27,6 +27,21 @@ impl Diagnostic for UsageError {
     }
 }
 
+/// The environment names an instruction set that this architecture doesn't have.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct InstructionError(pub(super) String);
+
+impl Diagnostic for InstructionError {
+    fn fault(&self) -> Fault {
+        Fault::Usage
+    }
+
+    fn help(&self) -> Option<String> {
+        Some("name one of them, or unset the variable to use all that the processor has".into())
+    }
+}
+
 /// The system refused to create threads.
 #[derive(Debug, thiserror::Error)]
 #[error("can't start threads: {0}")]

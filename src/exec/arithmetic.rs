@@ -1,4 +1,4 @@
-//! How products are computed: with activations of how many bits, and as exactly or as the Neural Engine is published to.
+//! Arithmetic of products: precision of activations, and exact sums or the simulated ones of the Neural Engine.
 
 use std::sync::Arc;
 
@@ -8,16 +8,16 @@ use super::ops::{Conv, Linear, Matmul, SliceByIndex};
 use super::step::Step;
 use anec_kernels::product::Activations;
 
-/// How a product is computed.
+/// Arithmetic of a product.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProductArithmetic {
-    /// What activations are rounded to where they are multiplied with bytes.
+    /// Rounding of activations in products that are summed in integers.
     pub activations: Activations,
-    /// How sums depart from exact ones.
+    /// Departures of sums from exact arithmetic.
     pub effects: EngineEffects,
 }
 
-/// A step with the kernel that computes in some way, if that concerns it.
+/// Replaces the kernel of a step whose products depend on the arithmetic.
 pub(super) fn computed_by(step: Step, arithmetic: ProductArithmetic) -> Step {
     let ProductArithmetic { activations, effects } = arithmetic;
     let kernel: Option<Arc<dyn Kernel>> = match step.operator {

@@ -1,9 +1,9 @@
-//! Calls of one function for several sequences, which share each pass over the weights.
+//! Batched calls of one function for several sequences, which share each pass over the weights.
 //!
-//! The function's nodes are carried out for all sequences before the next ones are. A product with a weight is carried out
-//! once, for the tokens of all; it gives each token the bits that it has alone. What stands between two such products
-//! depends on a sequence's own values and states, and runs sequence by sequence, each on one thread; but a prompt that is
-//! more work than a thread's share of all is divided among all threads, before the others.
+//! Each node of the function runs for all sequences before the next node does. A product with a weight runs once for
+//! the tokens of all sequences; each token gets the bits that it has alone. The nodes between two such products depend
+//! on a sequence's own values and states, so they run sequence by sequence, each on one thread. A prompt that is more
+//! work than a thread's share of the total runs first and is divided among all threads.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -24,27 +24,27 @@ use super::workspace::Workspace;
 use anec_kernels::pool::{self, LARGE};
 use anec_kernels::product::{TokenProduct, multiply_each};
 
-/// What a sequence gives to a call that it shares with others.
+/// Input of one sequence to a batched call.
 pub struct SequenceCall<'a> {
     /// Inputs by name, in any order.
     pub inputs: Vec<(&'a str, &'a Arc<Tensor>)>,
-    /// The sequence's states.
+    /// States of the sequence.
     pub state: &'a mut State,
 }
 
-/// A sequence on its way through a function.
+/// Progress of one sequence through a function.
 struct Member<'a> {
     workspace: Workspace,
     state: &'a mut State,
-    /// Whether it is divided among threads.
+    /// Whether its steps are divided among threads.
     is_divided: bool,
-    /// Why it goes no further.
+    /// Error that stopped it.
     failure: Option<ExecError>,
 }
 
 impl Executable {
-    /// Runs the function for several sequences, whose results are those of [`run`](Executable::run) for each, bit for bit.
-    /// One that fails leaves the others as they are.
+    /// Runs the function for several sequences. Each result equals that of [`run`](Executable::run) bit for bit; an
+    /// error of one sequence doesn't affect the others.
     pub fn run_batch(&self, calls: Vec<SequenceCall<'_>>) -> Vec<Result<Vec<(String, Tensor)>, ExecError>> {
         let sizes: Vec<usize> = calls.iter().map(largest_input).collect();
         let divided = are_divided(&sizes, pool::threads());
@@ -74,7 +74,7 @@ impl Executable {
         let failure = self.check_inputs(&inputs).err();
         let mut member = Member { workspace, state, is_divided, failure };
         member.attempt(self, |frame| {
-            self.give_inputs(frame, &inputs);
+            self.set_inputs(frame, &inputs);
             Ok(())
         });
         member
@@ -90,7 +90,7 @@ impl Executable {
         }
     }
 
-    /// Carries out a step that multiplies a weight: once for all, or one by one where they can't share it.
+    /// Runs a step that multiplies a weight: in one pass for all sequences, or one by one if they can't share it.
     fn share(&self, step: &Step, members: &mut [Member<'_>]) {
         let problem = |frame: &Frame<'_>, problem| frame.failed(step, problem);
         for member in members.iter_mut() {
@@ -102,19 +102,19 @@ impl Executable {
                 if !shared {
                     frame.compute(step).map_err(|text| problem(frame, text))?;
                 }
-                frame.give_results(step).map_err(|text| problem(frame, text))
+                frame.store_results(step).map_err(|text| problem(frame, text))
             });
         }
     }
 }
 
-/// The elements of a call's largest input, which are as many times as many as it has tokens.
+/// Size of the call's largest input; proportional to its number of tokens.
 fn largest_input(call: &SequenceCall<'_>) -> usize {
     call.inputs.iter().map(|(_, tensor)| tensor.data.len()).max().unwrap_or(0)
 }
 
-/// Which calls, of largest inputs of these sizes, are more than a thread's share of what is left without them, and large enough
-/// for steps to be divided.
+/// Returns which calls are divided among threads: those whose largest input is more than one thread's share of the
+/// remaining work and large enough for its steps to be divided.
 fn are_divided(sizes: &[usize], threads: usize) -> Vec<bool> {
     let (mut divided, mut left) = (vec![false; sizes.len()], sizes.iter().sum::<usize>());
     let mut order: Vec<usize> = (0..sizes.len()).collect();
@@ -129,8 +129,8 @@ fn are_divided(sizes: &[usize], threads: usize) -> Vec<bool> {
     divided
 }
 
-/// Multiplies what all members give to a step with its weight, in one pass; gives false, with everything as it was, if
-/// that can't be done.
+/// Multiplies the inputs of all members with the weight of a step in one pass. Returns false, and changes nothing, if
+/// they can't share it.
 fn multiply_for_all(step: &Step, members: &mut [Member<'_>]) -> bool {
     let (mut calls, mut pools) = (Vec::with_capacity(members.len()), Vec::with_capacity(members.len()));
     for Member { workspace, state, .. } in members.iter_mut().filter(|member| member.failure.is_none()) {
@@ -141,7 +141,7 @@ fn multiply_for_all(step: &Step, members: &mut [Member<'_>]) -> bool {
     let products = calls.iter().map(|call| step.kernel.weight_product(call).ok().flatten());
     let Some(products) = products.collect::<Option<Vec<WeightProduct<'_>>>>() else { return false };
     let Some(WeightProduct { weight, activations, bias, .. }) = products.first() else { return false };
-    // a bias may be computed
+    // the bias may be a computed value
     let same = |other: &WeightProduct<'_>| std::ptr::eq(*weight, other.weight) && *bias == other.bias;
     if !products.iter().all(same) {
         return false;
@@ -165,7 +165,7 @@ fn multiply_for_all(step: &Step, members: &mut [Member<'_>]) -> bool {
 }
 
 impl Member<'_> {
-    /// Does something in the function's frame, unless the member has failed.
+    /// Runs `body` in the member's frame, unless the member has failed.
     fn attempt(&mut self, function: &Executable, body: impl FnOnce(&mut Frame<'_>) -> Result<(), ExecError>) {
         if self.failure.is_some() {
             return;
@@ -189,7 +189,7 @@ mod tests {
         (0..count).map(|i| ((i * 37 + seed * 53) % 101) as f32 / 101.0 - 0.5).collect()
     }
 
-    /// A text adds what a product gives to a state of its own; the sum goes through another product.
+    /// A product, a sum with a state of the sequence, and another product.
     fn function() -> Function {
         let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
         let x = ops.input("x", TensorType::new(DataType::Fp16, [1, WIDTH as u64, 1, 1]));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_is_more_than_a_thread_has_to_do_is_divided() {
+    fn a_call_larger_than_a_threads_share_is_divided() {
         let (prompt, token) = (64 * 2048, 2048);
         assert_eq!(are_divided(&[token, prompt, token], 2), [false, true, false]);
         assert_eq!(are_divided(&[prompt, prompt], 2), [false; 2], "each is a thread's share");
@@ -240,13 +240,13 @@ mod tests {
     }
 
     #[test]
-    fn one_that_fails_leaves_the_others_as_they_are() {
+    fn a_failing_sequence_does_not_affect_the_others() {
         let options = ExecOptions { precision: Precision::F32 };
         let executable = Executable::compile(&function(), options, &WeightCache::new()).unwrap();
         let good = Arc::new(Tensor::new([1, WIDTH, 1, 1], noise(WIDTH, 1)));
         let bad = Arc::new(Tensor::new([1, 2, 1, 1], vec![0.0; 2]));
         let mut states: Vec<State> = (0..3).map(|_| executable.new_state()).collect();
-        // without its state
+        // the state is missing
         states.push(State::default());
         let calls = [&good, &bad, &good, &good].into_iter().zip(&mut states);
         let calls = calls.map(|(x, state)| SequenceCall { inputs: vec![("x", x)], state }).collect();
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(found[2].as_ref().unwrap(), &expected);
         assert!(found[1].as_ref().unwrap_err().to_string().contains("its shape is [1, 2, 1, 1]"));
         assert!(found[3].as_ref().unwrap_err().to_string().contains("sum"), "{:?}", found[3]);
-        // it can be run again
+        // the sequence can run again
         let calls = vec![SequenceCall { inputs: vec![("x", &good)], state: &mut states[1] }];
         assert_eq!(executable.run_batch(calls).remove(0).unwrap(), expected);
     }

@@ -1,18 +1,18 @@
-//! From ops to steps: operands, constants, and which use of a value is its last.
+//! Compilation of ops to steps: operands, constants, and the last use of each value.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::constants::{ConstantError, load};
-use super::constexpr::{self, Part};
+use super::constexpr::FoldArgument;
 use super::error::ExecError;
 use super::node::Node;
 use super::operand::Operand;
-use super::ops::{self, ReadState, WriteState};
+use super::ops::{self, ReadState, Rule, WriteState};
 use super::resolve::Resolver;
 use super::step::{Output, Step};
 use super::value::Value;
 use super::weight_cache::WeightCache;
-use anec_mil::{Binding, Block, Function, Op, TensorType, ValueId, ValueType};
+use anec_mil::{Binding, Block, Function, Op, TensorType, ValueId, ValueType, catalogue};
 
 /// Turns the ops of a function into steps.
 pub(super) struct Compiler<'a> {
@@ -30,33 +30,36 @@ impl<'a> Compiler<'a> {
         Compiler { function, cache, constants: HashMap::new(), folded, defined: BTreeSet::new() }
     }
 
-    /// An error about the graph.
+    /// Error about the graph.
     pub fn wrong(&self, problem: String) -> ExecError {
         ExecError::Function { function: self.function.name.clone(), problem }
     }
 
-    /// Notes that a value will have been computed.
+    /// Marks a value as computed.
     pub fn define(&mut self, id: ValueId) {
         self.defined.insert(id);
     }
 
-    /// The steps of a block.
+    /// Compiles the ops of a block.
     pub fn steps(&mut self, block: &'a Block) -> Result<Vec<Step>, ExecError> {
         let mut steps = Vec::new();
         for (place, op) in block.ops.iter().enumerate().filter(|(_, op)| op.is_executed()) {
             if !op.blocks.is_empty() {
                 return Err(self.wrong(format!("op `{}` ({}) has blocks of its own", op.name, op.operator)));
             }
-            let Some(row) = ops::lookup(&op.operator) else {
+            let Some((operator, Rule::Kernel { resolve, moves })) =
+                ops::lookup(&op.operator).map(|row| (row.operator, row.rule))
+            else {
                 let operators = vec![op.operator.clone()];
                 return Err(ExecError::Unsupported { function: self.function.name.clone(), operators });
             };
-            // what is computed, and the attributes
+            // computed inputs first, then attributes
             let mut arguments = Vec::with_capacity(op.inputs.len());
             for (parameter, bindings) in &op.inputs {
                 let operands: Result<Vec<_>, _> = bindings.iter().map(|b| self.operand(b)).collect();
                 arguments.push((parameter.as_str(), operands?));
             }
+            self.add_defaults(op, &mut arguments)?;
             let (mut types, mut outputs) = (Vec::new(), Vec::new());
             for id in &op.outputs {
                 let value = self.function.value(*id);
@@ -68,24 +71,41 @@ impl<'a> Compiler<'a> {
                 self.defined.insert(*id);
             }
             let mut resolver = Resolver::new(&arguments, &types);
-            let kernel = (row.resolve)(&mut resolver).map_err(|problem| ExecError::Op {
+            let kernel = resolve(&mut resolver).map_err(|problem| ExecError::Op {
                 function: self.function.name.clone(),
                 op: op.name.clone(),
                 operator: op.operator.clone(),
                 problem,
             })?;
             let operands = resolver.into_operands();
-            let (operator, name, moves, takes_state) = (row.operator, op.name.clone(), row.moves, false);
+            let (name, takes_state) = (op.name.clone(), false);
             steps.push(Step { place, operator, name, kernel, operands, types, outputs, moves, takes_state });
         }
         Ok(steps)
     }
 
-    /// Where a binding's value will be.
+    /// Adds the catalogue's defaults for missing parameters.
+    fn add_defaults(&self, op: &'a Op, arguments: &mut Vec<(&'a str, Vec<Operand>)>) -> Result<(), ExecError> {
+        let Some(spec) = catalogue::lookup(&op.operator, self.function.opset) else { return Ok(()) };
+        let rank = op.inputs.iter().find(|(parameter, _)| *parameter == "x").and_then(|(_, bindings)| {
+            match bindings.first()? {
+                Binding::Value(id) => Some(self.function.tensor_type(*id)?.rank()),
+                Binding::Constant(constant) => Some(constant.ty.rank()),
+            }
+        });
+        let has = |name: &str| op.inputs.iter().any(|(parameter, _)| *parameter == name);
+        for (parameter, constant) in ops::defaults(spec, rank.unwrap_or(0), has) {
+            let value = load(&constant, self.cache).map_err(|t| self.constant_error(parameter, t))?;
+            arguments.push((parameter, vec![Operand::Constant(value)]));
+        }
+        Ok(())
+    }
+
+    /// Operand for a binding.
     pub fn operand(&mut self, binding: &Binding) -> Result<Operand, ExecError> {
         let id = match binding {
             Binding::Constant(constant) => {
-                let value = load(constant, self.cache).map_err(|t| self.trouble("(inline)", t))?;
+                let value = load(constant, self.cache).map_err(|t| self.constant_error("(inline)", t))?;
                 return Ok(Operand::Constant(value));
             }
             Binding::Value(id) => *id,
@@ -103,14 +123,14 @@ impl<'a> Compiler<'a> {
         Ok(Operand::Slot { slot: id.0 as usize, last: false })
     }
 
-    /// A constant or the result of a constexpr op, loaded once.
+    /// Loads a constant, or folds a constexpr op, once.
     fn constant(&mut self, id: ValueId) -> Result<Value, ExecError> {
         if let Some(value) = self.constants.get(&id) {
             return Ok(value.clone());
         }
         let name = &self.function.value(id).name;
         let value = match (&self.function.value(id).constant, self.folded.get(&id).copied()) {
-            (Some(constant), _) => load(constant, self.cache).map_err(|t| self.trouble(name, t))?,
+            (Some(constant), _) => load(constant, self.cache).map_err(|t| self.constant_error(name, t))?,
             (None, Some(op)) => self.fold(id, op)?,
             (None, None) => return Err(self.wrong(format!("`{name}` is not a constant"))),
         };
@@ -119,29 +139,32 @@ impl<'a> Compiler<'a> {
     }
 
     fn fold(&mut self, id: ValueId, op: &'a Op) -> Result<Value, ExecError> {
-        // taken out while its arguments are folded, so that a cycle ends as "not a constant"
+        // removed while its arguments are folded, so that a cycle ends as "not a constant"
         for output in &op.outputs {
             self.folded.remove(output);
         }
-        let mut parts: BTreeMap<&str, Part> = BTreeMap::new();
+        let mut parts: BTreeMap<&str, FoldArgument> = BTreeMap::new();
         for (parameter, constant) in &op.attributes {
-            parts.insert(parameter, Part::Stored(constant.clone()));
+            parts.insert(parameter, FoldArgument::Stored(constant.clone()));
         }
         for (parameter, bindings) in &op.inputs {
             let [binding] = bindings.as_slice() else {
                 return Err(self.wrong(format!("op `{}`: parameter `{parameter}` takes one value", op.name)));
             };
             let part = match (self.function.constant(binding), binding) {
-                (Some(constant), _) => Part::Stored(constant.clone()),
-                (None, Binding::Value(inner)) => Part::Folded(self.constant(*inner)?),
-                (None, Binding::Constant(constant)) => Part::Stored(constant.clone()),
+                (Some(constant), _) => FoldArgument::Stored(constant.clone()),
+                (None, Binding::Value(inner)) => FoldArgument::Folded(self.constant(*inner)?),
+                (None, Binding::Constant(constant)) => FoldArgument::Stored(constant.clone()),
             };
             parts.insert(parameter, part);
         }
         let types: Vec<TensorType> =
             op.outputs.iter().filter_map(|id| self.function.tensor_type(*id).cloned()).collect();
-        let results = constexpr::evaluate(&op.operator, &types, &parts, self.cache)
-            .map_err(|t| self.trouble(&self.function.value(id).name, t))?;
+        let Some(Rule::Fold(fold)) = ops::lookup(&op.operator).map(|row| row.rule) else {
+            return Err(self.wrong(format!("op `{}` ({}) doesn't fold to constants", op.name, op.operator)));
+        };
+        let results =
+            fold(&types, &parts, self.cache).map_err(|t| self.constant_error(&self.function.value(id).name, t))?;
         for (output, result) in op.outputs.iter().zip(results) {
             self.constants.insert(*output, result);
             self.folded.insert(*output, op);
@@ -152,17 +175,17 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    fn trouble(&self, name: &str, trouble: ConstantError) -> ExecError {
+    fn constant_error(&self, name: &str, error: ConstantError) -> ExecError {
         let (function, name) = (self.function.name.clone(), name.to_owned());
-        match trouble {
+        match error {
             ConstantError::Problem(problem) => ExecError::Constant { function, name, problem },
             ConstantError::Content(error) => ExecError::Content { function, name, error },
         }
     }
 }
 
-/// Marks the last use of each slot, and which results are read at all. A slot that is computed twice lives from each
-/// time to the last use before the next; one that a group repeats lives on for those behind it.
+/// Marks the last use of each slot, and results that are never read. A slot that is written twice has a last use before
+/// each rewrite; a slot that a group recomputes stays alive for the steps behind the group.
 pub(super) fn mark_last_uses(nodes: &mut [Node], outputs: &mut [(String, Operand)]) {
     let mut needed = BTreeSet::new();
     for (_, operand) in outputs.iter_mut().rev() {
@@ -170,7 +193,7 @@ pub(super) fn mark_last_uses(nodes: &mut [Node], outputs: &mut [(String, Operand
     }
     for node in nodes.iter_mut().rev() {
         let steps = node.steps_mut();
-        // a group that does without a step that it repeats leaves the value to the step itself
+        // a group that falls back from a recomputed step leaves the value to the step itself
         let repeated = steps.iter().rev().skip(1).flat_map(|step| &step.outputs).map(|output| output.slot);
         let repeated: Vec<usize> = repeated.filter(|slot| needed.contains(slot)).collect();
         for step in steps.iter_mut().rev() {
@@ -191,8 +214,8 @@ fn mark(operand: &mut Operand, needed: &mut BTreeSet<usize>) {
     }
 }
 
-/// Marks the reads of a state whose next op on that state is a write: they may take its buffer, and what is computed
-/// from it in place goes back without a copy.
+/// Marks reads of a state whose next op on that state is a write. Such a read may take the buffer, so that an in-place
+/// computation needs no copy.
 pub(super) fn mark_last_reads(nodes: &mut [Node]) {
     let mut written_next: BTreeSet<String> = BTreeSet::new();
     for step in nodes.iter_mut().rev().flat_map(|node| node.steps_mut().iter_mut().rev()) {

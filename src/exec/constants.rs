@@ -9,11 +9,11 @@ use anec_base::Error;
 use anec_mil::Constant;
 use anec_mil::constant::Data;
 
-/// Why a constant can't be had.
+/// Error of loading a constant.
 pub(super) enum ConstantError {
-    /// It doesn't fit.
+    /// The bytes don't fit the type.
     Problem(String),
-    /// Its bytes can't be produced.
+    /// The bytes can't be read.
     Content(Error),
 }
 
@@ -29,7 +29,7 @@ impl From<Error> for ConstantError {
     }
 }
 
-/// A constant in the form it is kept in: small ones and integers as tensors, the others as they are stored.
+/// Loads a constant: small ones and integers as tensors, others in their stored form.
 pub(super) fn load(constant: &Constant, cache: &WeightCache) -> Result<Value, ConstantError> {
     if let Data::Strings(strings) = &constant.data {
         return match &strings[..] {

@@ -1,5 +1,4 @@
-//! Constants that a package stores compressed: what each `constexpr_` op stands for, kept compressed where a kernel can
-//! work on it so.
+//! Folding of `constexpr_` ops. The result stays compressed if a kernel can multiply it in that form.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,6 +6,7 @@ use std::sync::Arc;
 use half::f16;
 
 use super::constants::{ConstantError, load};
+use super::ops::{Row, folding};
 use super::tensor::{Dims, Tensor, TensorData, broadcast_strides, for_each_index, strides};
 use super::value::Value;
 use super::weight::{LoadedWeight, SMALL, constant_shape, constant_tensor, decode_integers};
@@ -15,77 +15,58 @@ use anec_kernels::codes::CodeTables;
 use anec_kernels::weight::{Elements, Scales};
 use anec_mil::{Constant, DataType, TensorType};
 
-/// An argument of a constexpr op.
-pub(super) enum Part {
-    /// As stored.
+/// Argument of a constexpr op.
+pub(crate) enum FoldArgument {
+    /// Constant as stored.
     Stored(Constant),
-    /// The result of another constexpr op.
+    /// Result of another constexpr op.
     Folded(Value),
 }
 
 /// Arguments and attributes by name.
-pub(super) type Parts<'a> = BTreeMap<&'a str, Part>;
+pub(crate) type FoldArguments<'a> = BTreeMap<&'a str, FoldArgument>;
 
-/// The operators.
-const OPERATORS: &[&str] = &[
-    "constexpr_affine_dequantize",
-    "constexpr_blockwise_shift_scale",
-    "constexpr_cast",
-    "constexpr_lut_to_dense",
-    "constexpr_lut_to_sparse",
-    "constexpr_sparse_blockwise_shift_scale",
-    "constexpr_sparse_to_dense",
-];
+/// Rows of the table.
+pub(crate) const ROWS: &[Row] = folding! {
+    "constexpr_affine_dequantize" => |types, a, cache| affine_dequantize(dtype_of(types, 0), a, cache).map(one),
+    "constexpr_blockwise_shift_scale" => |types, a, cache| blockwise_shift_scale(dtype_of(types, 0), a, cache).map(one),
+    "constexpr_cast" => |types, a, _| Ok(one(pack(dtype_of(types, 0), number_tensor(a, "source_val")?))),
+    "constexpr_lut_to_dense" => |types, a, cache| lut_to_dense(dtype_of(types, 0), a, cache).map(one),
+    "constexpr_lut_to_sparse" => |types, a, _| lut_to_sparse(dtype_of(types, 1), a),
+    "constexpr_sparse_blockwise_shift_scale" => |types, a, _| sparse_shift_scale(dtype_of(types, 1), a),
+    "constexpr_sparse_to_dense" => |types, a, _| sparse_to_dense(dtype_of(types, 0), a).map(one),
+};
 
-/// Whether an operator is one of those that [`evaluate`] knows.
-pub(super) fn is_supported(operator: &str) -> bool {
-    OPERATORS.contains(&operator)
+/// Element type of a result. Sparse ops have two results: the mask and its elements.
+fn dtype_of(types: &[TensorType], result: usize) -> DataType {
+    types.get(result).or(types.first()).map_or(DataType::Fp32, |ty| ty.dtype)
 }
 
-/// The constants that an op stands for.
-pub(super) fn evaluate(
-    operator: &str,
-    types: &[TensorType],
-    parts: &Parts<'_>,
-    cache: &WeightCache,
-) -> Result<Vec<Value>, ConstantError> {
-    let dtype = types.first().map_or(DataType::Fp32, |t| t.dtype);
-    // the sparse forms give two results: the mask, and the elements it lets through
-    let sparse_dtype = types.get(1).map_or(dtype, |t| t.dtype);
-    let value = match operator {
-        "constexpr_lut_to_sparse" => return lut_to_sparse(sparse_dtype, parts),
-        "constexpr_sparse_blockwise_shift_scale" => return sparse_shift_scale(sparse_dtype, parts),
-        "constexpr_sparse_to_dense" => sparse_to_dense(dtype, parts)?,
-        "constexpr_blockwise_shift_scale" => blockwise_shift_scale(dtype, parts, cache)?,
-        "constexpr_affine_dequantize" => affine_dequantize(dtype, parts, cache)?,
-        "constexpr_lut_to_dense" => lut_to_dense(dtype, parts, cache)?,
-        "constexpr_cast" => pack(dtype, number_tensor(parts, "source_val")?),
-        _ => return Err(format!("{operator} is not supported").into()),
-    };
-    Ok(vec![value])
+fn one(value: Value) -> Vec<Value> {
+    vec![value]
 }
 
-fn part<'a>(parts: &'a Parts<'_>, name: &str) -> Result<&'a Part, ConstantError> {
-    parts.get(name).ok_or_else(|| ConstantError::Problem(format!("parameter `{name}` is missing")))
+fn part<'a>(arguments: &'a FoldArguments<'_>, name: &str) -> Result<&'a FoldArgument, ConstantError> {
+    arguments.get(name).ok_or_else(|| ConstantError::Problem(format!("parameter `{name}` is missing")))
 }
 
-/// A parameter as a tensor.
-fn tensor(parts: &Parts<'_>, name: &str) -> Result<Tensor, ConstantError> {
+/// Argument as a tensor.
+fn tensor(arguments: &FoldArguments<'_>, name: &str) -> Result<Tensor, ConstantError> {
     let missing = || ConstantError::Problem(format!("parameter `{name}` is not a tensor"));
-    match part(parts, name)? {
-        Part::Stored(constant) if !constant.is_consistent() => {
+    match part(arguments, name)? {
+        FoldArgument::Stored(constant) if !constant.is_consistent() => {
             Err(format!("parameter `{name}`: {constant:?} doesn't fill its type").into())
         }
-        Part::Stored(constant) => constant_tensor(constant)?.ok_or_else(missing),
-        Part::Folded(Value::Tensor(tensor)) => Ok(Tensor::clone(tensor)),
-        Part::Folded(Value::Weight(weight)) => Ok(Tensor::clone(weight.dense())),
-        Part::Folded(_) => Err(missing()),
+        FoldArgument::Stored(constant) => constant_tensor(constant)?.ok_or_else(missing),
+        FoldArgument::Folded(Value::Tensor(tensor)) => Ok(Tensor::clone(tensor)),
+        FoldArgument::Folded(Value::Weight(weight)) => Ok(Tensor::clone(weight.dense())),
+        FoldArgument::Folded(_) => Err(missing()),
     }
 }
 
-/// A parameter's shape and its elements as floats, whatever numbers they are.
-fn number_tensor(parts: &Parts<'_>, name: &str) -> Result<(Vec<usize>, Vec<f32>), ConstantError> {
-    let Tensor { shape, data } = tensor(parts, name)?;
+/// Shape of an argument, and its elements as floats.
+fn number_tensor(arguments: &FoldArguments<'_>, name: &str) -> Result<(Vec<usize>, Vec<f32>), ConstantError> {
+    let Tensor { shape, data } = tensor(arguments, name)?;
     let values = match data {
         TensorData::F32(v) => v,
         TensorData::I32(v) => v.into_iter().map(|v| v as f32).collect(),
@@ -94,7 +75,7 @@ fn number_tensor(parts: &Parts<'_>, name: &str) -> Result<(Vec<usize>, Vec<f32>)
     Ok((shape, values))
 }
 
-/// Values in the form they are kept in: in half precision if they are declared so.
+/// Packs values in their declared precision: fp16 ones take two bytes.
 fn pack(dtype: DataType, (shape, values): (Vec<usize>, Vec<f32>)) -> Value {
     if values.len() < SMALL || !dtype.is_float() {
         let data = if dtype.is_integer() {
@@ -114,20 +95,28 @@ fn pack(dtype: DataType, (shape, values): (Vec<usize>, Vec<f32>)) -> Value {
 }
 
 /// `(data - offset) * scale`, where scale and offset have the rank of the data and repeat over blocks of equal size.
-fn blockwise_shift_scale(dtype: DataType, parts: &Parts<'_>, cache: &WeightCache) -> Result<Value, ConstantError> {
-    let scale = number_tensor(parts, "scale")?;
-    let offset = if parts.contains_key("offset") { Some(number_tensor(parts, "offset")?) } else { None };
-    shift_scale(dtype, part(parts, "data")?, scale, offset, cache)
+fn blockwise_shift_scale(
+    dtype: DataType,
+    arguments: &FoldArguments<'_>,
+    cache: &WeightCache,
+) -> Result<Value, ConstantError> {
+    let scale = number_tensor(arguments, "scale")?;
+    let offset = if arguments.contains_key("offset") { Some(number_tensor(arguments, "offset")?) } else { None };
+    shift_scale(dtype, part(arguments, "data")?, scale, offset, cache)
 }
 
 /// `(quantized_data - zero_point) * scale`, both scalars or vectors along `axis`.
-fn affine_dequantize(dtype: DataType, parts: &Parts<'_>, cache: &WeightCache) -> Result<Value, ConstantError> {
-    let data = part(parts, "quantized_data")?;
+fn affine_dequantize(
+    dtype: DataType,
+    arguments: &FoldArguments<'_>,
+    cache: &WeightCache,
+) -> Result<Value, ConstantError> {
+    let data = part(arguments, "quantized_data")?;
     let rank = match data {
-        Part::Stored(constant) => constant.ty.rank(),
-        Part::Folded(_) => return Err("`quantized_data` must be stored".to_owned().into()),
+        FoldArgument::Stored(constant) => constant.ty.rank(),
+        FoldArgument::Folded(_) => return Err("`quantized_data` must be stored".to_owned().into()),
     };
-    let axis = match number_tensor(parts, "axis") {
+    let axis = match number_tensor(arguments, "axis") {
         Ok((_, values)) if values.len() == 1 => super::tensor::axis_index(values[0] as i64, rank.max(1))?,
         _ => 0,
     };
@@ -138,9 +127,9 @@ fn affine_dequantize(dtype: DataType, parts: &Parts<'_>, cache: &WeightCache) ->
         }
         (shape, values)
     };
-    let scale = along_axis(number_tensor(parts, "scale")?);
-    let offset = match parts.contains_key("zero_point") {
-        true => Some(along_axis(number_tensor(parts, "zero_point")?)),
+    let scale = along_axis(number_tensor(arguments, "scale")?);
+    let offset = match arguments.contains_key("zero_point") {
+        true => Some(along_axis(number_tensor(arguments, "zero_point")?)),
         false => None,
     };
     shift_scale(dtype, data, scale, offset, cache)
@@ -150,31 +139,31 @@ type Numbers = (Vec<usize>, Vec<f32>);
 
 fn shift_scale(
     dtype: DataType,
-    data: &Part,
+    data: &FoldArgument,
     (scale_shape, scale): Numbers,
     offset: Option<Numbers>,
     cache: &WeightCache,
 ) -> Result<Value, ConstantError> {
     let shape = match data {
-        Part::Stored(constant) => {
+        FoldArgument::Stored(constant) => {
             if !constant.is_consistent() {
                 return Err(format!("{constant:?} doesn't fill its type").into());
             }
             constant_shape(constant)
         }
-        Part::Folded(Value::Tensor(tensor)) => tensor.shape.clone(),
-        Part::Folded(Value::Weight(weight)) => weight.shape().to_vec(),
-        Part::Folded(_) => return Err("the data is not a tensor".to_owned().into()),
+        FoldArgument::Folded(Value::Tensor(tensor)) => tensor.shape.clone(),
+        FoldArgument::Folded(Value::Weight(weight)) => weight.shape().to_vec(),
+        FoldArgument::Folded(_) => return Err("the data is not a tensor".to_owned().into()),
     };
     check_blocks(&shape, &scale_shape, offset.as_ref().map(|(shape, _)| shape.as_slice()))?;
     let offset = offset.filter(|(_, values)| values.iter().any(|v| *v != 0.0));
     let count: usize = shape.iter().product();
-    // blocks along the first two axes are contiguous in a row, which is what the kernels take
+    // kernels take blocks along the first two axes, which are contiguous in a row
     let by_rows = scale_shape.iter().skip(2).all(|b| *b == 1);
     if by_rows && count >= SMALL {
         let bytes = match (data, &offset) {
-            (Part::Stored(constant), None) if constant.ty.dtype.is_integer() => cache.elements(constant)?,
-            (Part::Stored(constant), Some((offset_shape, offset))) if constant.ty.dtype.is_integer() => {
+            (FoldArgument::Stored(constant), None) if constant.ty.dtype.is_integer() => cache.elements(constant)?,
+            (FoldArgument::Stored(constant), Some((offset_shape, offset))) if constant.ty.dtype.is_integer() => {
                 shifted(constant, &shape, offset_shape, offset, cache)?.map(Arc::new)
             }
             _ => None,
@@ -182,7 +171,7 @@ fn shift_scale(
         if let Some(elements) = bytes {
             let scales = row_scales(&shape, &scale_shape, scale);
             let weight = match (&*elements, data) {
-                (Elements::Codes(codes), Part::Stored(constant)) => {
+                (Elements::Codes(codes), FoldArgument::Stored(constant)) => {
                     let tables = integer_table(codes.bits(), constant.ty.dtype == DataType::Int4, shape[0]);
                     LoadedWeight::coded(shape, elements, tables, scales)
                 }
@@ -192,20 +181,20 @@ fn shift_scale(
         }
     }
     let mut values = match data {
-        Part::Stored(constant) => match load(constant, cache)? {
+        FoldArgument::Stored(constant) => match load(constant, cache)? {
             Value::Tensor(tensor) => floats(&tensor),
             Value::Weight(weight) => floats(weight.dense()),
             _ => return Err("the data is not a tensor".to_owned().into()),
         },
-        Part::Folded(Value::Tensor(tensor)) => floats(tensor),
-        Part::Folded(Value::Weight(weight)) => floats(weight.dense()),
-        Part::Folded(_) => return Err("the data is not a tensor".to_owned().into()),
+        FoldArgument::Folded(Value::Tensor(tensor)) => floats(tensor),
+        FoldArgument::Folded(Value::Weight(weight)) => floats(weight.dense()),
+        FoldArgument::Folded(_) => return Err("the data is not a tensor".to_owned().into()),
     };
     apply(&shape, &mut values, &(scale_shape, scale), offset.as_ref());
     Ok(pack(dtype, (shape, values)))
 }
 
-/// The integers that codes of so many bits are.
+/// Table of the integers that codes of `bits` bits stand for.
 fn integer_table(bits: usize, signed: bool, rows: usize) -> CodeTables {
     let count = 1i32 << bits;
     let numbers: Vec<f32> =
@@ -213,7 +202,7 @@ fn integer_table(bits: usize, signed: bool, rows: usize) -> CodeTables {
     CodeTables::new(bits, numbers.len(), &numbers, rows.max(1))
 }
 
-/// Whether scale and offset divide the data into equal blocks.
+/// Checks that scale and offset divide the data into equal blocks.
 fn check_blocks(shape: &[usize], scale: &[usize], offset: Option<&[usize]>) -> Result<(), ConstantError> {
     for (name, blocks) in [("scale", Some(scale)), ("offset", offset)] {
         let Some(blocks) = blocks else { continue };
@@ -241,7 +230,7 @@ fn floats(tensor: &Tensor) -> Vec<f32> {
     }
 }
 
-/// Integers minus their offsets, if all of them fit a signed byte.
+/// Integers minus their offsets, if all of them fit into a signed byte.
 fn shifted(
     constant: &Constant,
     shape: &[usize],
@@ -256,7 +245,7 @@ fn shifted(
     Ok(bytes.map(|bytes| cache.keep(Elements::Int8(bytes.into()))))
 }
 
-/// The scales of each row; `scale_shape` has blocks along the first two axes only.
+/// Scales of each row; `scale_shape` has blocks along the first two axes only.
 fn row_scales(shape: &[usize], scale_shape: &[usize], scale: Vec<f32>) -> Scales {
     if scale.len() == 1 {
         return Scales { values: scale, blocks: 1 };
@@ -267,22 +256,22 @@ fn row_scales(shape: &[usize], scale_shape: &[usize], scale: Vec<f32>) -> Scales
     Scales { values, blocks }
 }
 
-/// Calls `visit` with each element's index and the index of the block it is in.
+/// Calls `visit` with each element's index and the index of its block.
 fn for_each_block(shape: &[usize], blocks: &[usize], mut visit: impl FnMut(usize, usize)) {
     let sizes: Vec<usize> = shape.iter().zip(blocks).map(|(n, b)| n / b).collect();
-    // every axis as two: the block, and the place within it
+    // each axis is split in two: the block, and the position in it
     let split: Vec<usize> = blocks.iter().zip(&sizes).flat_map(|(b, size)| [*b, *size]).collect();
     let outer: Vec<usize> = blocks.iter().flat_map(|b| [*b, 1]).collect();
     let element: Dims = strides(&split);
     for_each_index(&split, [&element, &broadcast_strides(&outer, &split)], |[i, block]| visit(i, block));
 }
 
-/// Values looked up in tables. The older form has a vector of indices packed into bytes and one table; the newer has
-/// indices of a narrow type and tables `[groups…, entries, vector]` that repeat over blocks.
-fn lut_to_dense(dtype: DataType, parts: &Parts<'_>, cache: &WeightCache) -> Result<Value, ConstantError> {
-    let (lut_shape, lut) = number_tensor(parts, "lut")?;
-    if parts.contains_key("shape") {
-        let (_, shape) = number_tensor(parts, "shape")?;
+/// Looks values up in tables. The older form has indices packed into bytes and one table; the newer form has indices of
+/// a narrow type and tables `[groups…, entries, vector]` that repeat over blocks.
+fn lut_to_dense(dtype: DataType, arguments: &FoldArguments<'_>, cache: &WeightCache) -> Result<Value, ConstantError> {
+    let (lut_shape, lut) = number_tensor(arguments, "lut")?;
+    if arguments.contains_key("shape") {
+        let (_, shape) = number_tensor(arguments, "shape")?;
         let shape: Vec<usize> = shape.into_iter().map(|n| n as usize).collect();
         let count = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).unwrap_or(usize::MAX);
         let bits = lut.len().next_power_of_two().trailing_zeros();
@@ -295,7 +284,7 @@ fn lut_to_dense(dtype: DataType, parts: &Parts<'_>, cache: &WeightCache) -> Resu
             8 => DataType::Uint8,
             _ => return Err(format!("a table of {} entries belongs to no index type", lut.len()).into()),
         };
-        let Part::Stored(indices) = part(parts, "indices")? else {
+        let FoldArgument::Stored(indices) = part(arguments, "indices")? else {
             return Err("`indices` must be stored".to_owned().into());
         };
         if count >= SMALL
@@ -315,8 +304,8 @@ fn lut_to_dense(dtype: DataType, parts: &Parts<'_>, cache: &WeightCache) -> Resu
         let values = values.ok_or_else(|| format!("an index is beyond the table of {} entries", lut.len()))?;
         return Ok(pack(dtype, (shape, values)));
     }
-    // tables for equally many rows, of numbers: what the kernels take
-    if let Part::Stored(indices) = part(parts, "indices")?
+    // kernels take tables of single numbers, each for the same number of rows
+    if let FoldArgument::Stored(indices) = part(arguments, "indices")?
         && indices.is_consistent()
         && let [groups, rest @ .., entries, 1] = &lut_shape[..]
         && rest.iter().all(|n| *n == 1)
@@ -334,14 +323,13 @@ fn lut_to_dense(dtype: DataType, parts: &Parts<'_>, cache: &WeightCache) -> Resu
             return Ok(weight);
         }
     }
-    let indices = tensor(parts, "indices")?;
+    let indices = tensor(arguments, "indices")?;
     let index = indices.integers().ok_or_else(|| "`indices` are not integers".to_owned())?;
-    let axis = vector_axis(parts, indices.rank())?;
+    let axis = vector_axis(arguments, indices.rank())?;
     Ok(pack(dtype, look_up(&indices.shape, index, (&lut_shape, &lut), axis)?))
 }
 
-/// A weight that stays packed: indices whose bytes hold elements of a type, and tables of a number for each index, one
-/// after another.
+/// Weight that stays packed: indices, and one table after another.
 fn looked_up(
     cache: &WeightCache,
     (indices, dtype): (&Constant, DataType),
@@ -356,16 +344,16 @@ fn looked_up(
     Ok(Some(Value::Weight(Arc::new(LoadedWeight::coded(shape.to_vec(), elements, tables, scales)))))
 }
 
-/// Along which axis the vectors of a table run.
-fn vector_axis(parts: &Parts<'_>, rank: usize) -> Result<usize, ConstantError> {
-    if !parts.contains_key("vector_axis") {
+/// Axis along which the vectors of a table run.
+fn vector_axis(arguments: &FoldArguments<'_>, rank: usize) -> Result<usize, ConstantError> {
+    if !arguments.contains_key("vector_axis") {
         return Ok(0);
     }
-    let (_, axis) = number_tensor(parts, "vector_axis")?;
+    let (_, axis) = number_tensor(arguments, "vector_axis")?;
     Ok(super::tensor::axis_index(axis.first().map_or(0, |a| *a as i64), rank.max(1))?)
 }
 
-/// Replaces each index by the vector that the table of its block holds for it.
+/// Replaces each index by the vector at that index in the table of its block.
 fn look_up(
     shape: &[usize],
     index: &[i32],
@@ -400,7 +388,7 @@ fn look_up(
     Ok((out_shape, values))
 }
 
-/// The elements where a mask is set, in row-major order, spread over the mask's shape; zero elsewhere.
+/// Spreads elements in row-major order over the set positions of a mask; other positions are zero.
 fn spread(mask: &[f32], elements: &[f32]) -> Result<Vec<f32>, ConstantError> {
     let set = mask.iter().filter(|m| **m != 0.0).count();
     if set != elements.len() {
@@ -410,7 +398,7 @@ fn spread(mask: &[f32], elements: &[f32]) -> Result<Vec<f32>, ConstantError> {
     Ok(mask.iter().map(|m| if *m != 0.0 { elements.next().copied().unwrap_or(0.0) } else { 0.0 }).collect())
 }
 
-/// A mask and the elements that it lets through.
+/// Mask and elements of a sparse result.
 fn sparse(dtype: DataType, shape: Vec<usize>, mask: &[f32], values: &[f32]) -> Vec<Value> {
     let through: Vec<f32> = values.iter().zip(mask).filter(|(_, m)| **m != 0.0).map(|(v, _)| *v).collect();
     let bits = mask.iter().map(|m| i32::from(*m != 0.0)).collect::<Vec<_>>();
@@ -418,18 +406,18 @@ fn sparse(dtype: DataType, shape: Vec<usize>, mask: &[f32], values: &[f32]) -> V
     vec![mask, pack(dtype, (vec![through.len()], through))]
 }
 
-/// Elements spread over a mask. The older form packs the mask into bytes, least significant bit first, and has its
-/// shape beside it.
-fn sparse_to_dense(dtype: DataType, parts: &Parts<'_>) -> Result<Value, ConstantError> {
-    let (_, elements) = number_tensor(parts, "nonzero_data")?;
-    if !parts.contains_key("shape") {
-        let (shape, mask) = number_tensor(parts, "mask")?;
+/// Spreads elements over a mask. The older form packs the mask into bytes, least significant bit first, with its shape
+/// beside it.
+fn sparse_to_dense(dtype: DataType, arguments: &FoldArguments<'_>) -> Result<Value, ConstantError> {
+    let (_, elements) = number_tensor(arguments, "nonzero_data")?;
+    if !arguments.contains_key("shape") {
+        let (shape, mask) = number_tensor(arguments, "mask")?;
         return Ok(pack(dtype, (shape, spread(&mask, &elements)?)));
     }
-    let (_, shape) = number_tensor(parts, "shape")?;
+    let (_, shape) = number_tensor(arguments, "shape")?;
     let shape: Vec<usize> = shape.into_iter().map(|n| n as usize).collect();
     let count = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).unwrap_or(usize::MAX);
-    let (_, bytes) = number_tensor(parts, "mask")?;
+    let (_, bytes) = number_tensor(arguments, "mask")?;
     if count.div_ceil(8) > bytes.len() {
         return Err(format!("{} bytes of mask are too few for the shape {shape:?}", bytes.len()).into());
     }
@@ -437,14 +425,14 @@ fn sparse_to_dense(dtype: DataType, parts: &Parts<'_>) -> Result<Value, Constant
     Ok(pack(dtype, (shape, spread(&mask, &elements)?)))
 }
 
-fn lut_to_sparse(dtype: DataType, parts: &Parts<'_>) -> Result<Vec<Value>, ConstantError> {
-    let (lut_shape, lut) = number_tensor(parts, "lut")?;
-    let (shape, mask) = number_tensor(parts, "indices_mask")?;
-    let (_, indices) = number_tensor(parts, "indices_nonzero_data")?;
+fn lut_to_sparse(dtype: DataType, arguments: &FoldArguments<'_>) -> Result<Vec<Value>, ConstantError> {
+    let (lut_shape, lut) = number_tensor(arguments, "lut")?;
+    let (shape, mask) = number_tensor(arguments, "indices_mask")?;
+    let (_, indices) = number_tensor(arguments, "indices_nonzero_data")?;
     let indices: Vec<i32> = spread(&mask, &indices)?.into_iter().map(|v| v as i32).collect();
-    let axis = vector_axis(parts, shape.len())?;
+    let axis = vector_axis(arguments, shape.len())?;
     let (out_shape, values) = look_up(&shape, &indices, (&lut_shape, &lut), axis)?;
-    // the mask, looked up in a table that gives each bit as often as the vectors are long
+    // look the mask up in a table that repeats each bit over the length of a vector
     let vector = lut_shape.last().copied().unwrap_or(1);
     let bits: Vec<f32> = [vec![0.0; vector], vec![1.0; vector]].concat();
     let bit_shape = [vec![1; shape.len()], vec![2, vector]].concat();
@@ -453,12 +441,12 @@ fn lut_to_sparse(dtype: DataType, parts: &Parts<'_>) -> Result<Vec<Value>, Const
     Ok(sparse(dtype, out_shape, &mask, &values))
 }
 
-fn sparse_shift_scale(dtype: DataType, parts: &Parts<'_>) -> Result<Vec<Value>, ConstantError> {
-    let (shape, mask) = number_tensor(parts, "data_mask")?;
-    let (_, elements) = number_tensor(parts, "nonzero_data")?;
+fn sparse_shift_scale(dtype: DataType, arguments: &FoldArguments<'_>) -> Result<Vec<Value>, ConstantError> {
+    let (shape, mask) = number_tensor(arguments, "data_mask")?;
+    let (_, elements) = number_tensor(arguments, "nonzero_data")?;
     let mut values = spread(&mask, &elements)?;
-    let scale = number_tensor(parts, "scale")?;
-    let offset = if parts.contains_key("offset") { Some(number_tensor(parts, "offset")?) } else { None };
+    let scale = number_tensor(arguments, "scale")?;
+    let offset = if arguments.contains_key("offset") { Some(number_tensor(arguments, "offset")?) } else { None };
     check_blocks(&shape, &scale.0, offset.as_ref().map(|(shape, _)| shape.as_slice()))?;
     apply(&shape, &mut values, &scale, offset.as_ref());
     Ok(sparse(dtype, shape, &mask, &values))

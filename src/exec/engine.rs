@@ -1,13 +1,13 @@
-//! The arithmetic of the Neural Engine, simulated from what is published of it.
+//! Simulation of the Neural Engine's arithmetic from published observations.
 //!
-//! Nothing here was measured by us: each [`EngineEffect`] is what somebody has published of some chips, with its source in
-//! `src/advice/tables/ane-arithmetic.yaml`, and each can be left out. Under [`Precision::Ane`](super::Precision::Ane) values are
-//! rounded to fp16 as under `F16`, and the kernels of some steps are replaced by others (`simulate`) that call this module.
+//! None of it was measured by this project. Each [`EngineEffect`] has been published for some chips, with its source in
+//! `src/advice/tables/ane-arithmetic.yaml`, and each can be switched off. Under [`Precision::Ane`](super::Precision::Ane),
+//! values are rounded to fp16 as under `F16`, and some kernels are replaced by simulated ones that call this module.
 //!
-//! | module | what departs from exact arithmetic |
+//! | module | simulates |
 //! |---|---|
-//! | `tables` | activations, which are looked up |
-//! | `sums` | sums of products: lanes, their range, subnormals, weights |
+//! | `tables` | activations, which are table lookups |
+//! | `sums` | sums of products: tiles, range, subnormals, weights |
 //! | `slices` | slices of the last axis |
 
 pub(crate) mod slices;
@@ -17,7 +17,7 @@ pub(crate) mod tables;
 use std::fmt;
 use std::str::FromStr;
 
-/// One way in which the Neural Engine is published to depart from exact arithmetic.
+/// One published departure of the Neural Engine from exact arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u16)]
 pub enum EngineEffect {
@@ -33,18 +33,18 @@ pub enum EngineEffect {
     SubnormalsFlushed,
     /// Products are summed four at a time in 12 bits, then in f32.
     LaneTiles,
-    /// Sums of products are infinite from 32768 on, on the way to the result, too.
+    /// Sums of products overflow to infinity from 32768 on, intermediate sums too.
     SumsSaturate,
     /// Integer weights are rounded to fp16 before they are multiplied.
     WeightsRounded,
-    /// Numbers of a palette are summed before the scale of their row is applied.
+    /// Palette values are summed before the scale of their row is applied.
     PaletteBeforeScale,
-    /// A slice of the last axis that doesn't begin at 0 is multiplied by 16 on its way: infinite beyond 4094.
+    /// A slice of the last axis that doesn't begin at 0 is multiplied by 16 internally: infinite beyond 4094.
     SliceGain,
 }
 
 impl EngineEffect {
-    /// All of them.
+    /// All effects.
     pub const ALL: [EngineEffect; 10] = [
         EngineEffect::SiluTable,
         EngineEffect::GeluTable,
@@ -58,7 +58,7 @@ impl EngineEffect {
         EngineEffect::SliceGain,
     ];
 
-    /// Its name, as in `src/advice/tables/ane-arithmetic.yaml`.
+    /// Name of the effect, as in `src/advice/tables/ane-arithmetic.yaml`.
     pub fn name(self) -> &'static str {
         match self {
             EngineEffect::SiluTable => "silu-table",
@@ -92,32 +92,32 @@ impl FromStr for EngineEffect {
     }
 }
 
-/// Some effects.
+/// Set of effects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineEffects(u16);
 
 impl EngineEffects {
-    /// None of them: exact arithmetic.
+    /// Exact arithmetic.
     pub const NONE: EngineEffects = EngineEffects(0);
-    /// All of them.
+    /// All effects.
     pub const ALL: EngineEffects = EngineEffects((1 << EngineEffect::ALL.len()) - 1);
 
-    /// These and another one.
+    /// Adds an effect.
     pub const fn with(self, effect: EngineEffect) -> Self {
         EngineEffects(self.0 | 1 << effect as u16)
     }
 
-    /// These without one.
+    /// Removes an effect.
     pub const fn without(self, effect: EngineEffect) -> Self {
         EngineEffects(self.0 & !(1 << effect as u16))
     }
 
-    /// Whether one is among them.
+    /// Returns whether the set contains an effect.
     pub const fn has(self, effect: EngineEffect) -> bool {
         self.0 >> effect as u16 & 1 == 1
     }
 
-    /// Whether sums of products depart.
+    /// Returns whether sums of products depart from exact ones.
     pub(crate) fn has_sums(self) -> bool {
         [
             EngineEffect::SubnormalsFlushed,

@@ -2,7 +2,7 @@
 
 use anec_base::{Diagnostic, Error, Fault};
 
-/// Why a function can't be compiled or run.
+/// Error of compiling or running a function.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExecError {
@@ -11,7 +11,7 @@ pub enum ExecError {
     Unsupported {
         /// The function.
         function: String,
-        /// All of them, in alphabetical order.
+        /// Operators without a kernel, in alphabetical order.
         operators: Vec<String>,
     },
     /// A constant whose bytes don't fit its type, or of a type that can't be held.
@@ -21,47 +21,47 @@ pub enum ExecError {
         function: String,
         /// The value's name.
         name: String,
-        /// What is wrong.
+        /// Mismatch between the bytes and the type.
         problem: String,
     },
-    /// A constant's bytes couldn't be produced.
+    /// A constant's bytes can't be read.
     #[error("function `{function}`, constant `{name}`: {error}")]
     Content {
         /// The function.
         function: String,
         /// The value's name.
         name: String,
-        /// Why.
+        /// Cause.
         error: Error,
     },
-    /// The graph itself is wrong.
+    /// The graph is invalid.
     #[error("function `{function}`: {problem}")]
     Function {
         /// The function.
         function: String,
-        /// What is wrong.
+        /// Violation.
         problem: String,
     },
-    /// An input that is missing, superfluous or of the wrong type or shape.
+    /// An input is missing, superfluous, or of the wrong type or shape.
     #[error("function `{function}`, input `{input}`: {problem}")]
     Input {
         /// The function.
         function: String,
-        /// The input.
+        /// Name of the input.
         input: String,
-        /// Found and expected.
+        /// Actual and expected type or shape.
         problem: String,
     },
-    /// An op that can't be computed with the arguments it got.
+    /// An op can't be computed with its arguments.
     #[error("function `{function}`, op `{op}` ({operator}): {problem}")]
     Op {
         /// The function.
         function: String,
         /// The op's name.
         op: String,
-        /// Its operator.
+        /// Operator of the op.
         operator: String,
-        /// What is wrong: found and expected.
+        /// Actual and expected arguments.
         problem: String,
     },
 }

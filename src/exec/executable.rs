@@ -4,16 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use smallvec::SmallVec;
 
 use super::arithmetic::{ProductArithmetic, computed_by};
 use super::compile::{Compiler, mark_last_reads, mark_last_uses};
-use super::constexpr;
 use super::engine::{EngineEffect, EngineEffects};
 use super::error::ExecError;
-use super::frame::{Frame, Observer};
+use super::frame::{Frame, ValueObserver};
 use super::fuse::fuse;
 use super::node::Node;
 use super::operand::Operand;
@@ -29,28 +27,27 @@ use super::workspace::{Workspace, Workspaces};
 use anec_kernels::product::Activations;
 use anec_mil::{Binding, Dim, Function, Symbol, SymbolRange, TensorType, Uses, ValueType};
 
-/// How values declared fp16 are computed with.
+/// Precision of values that are declared fp16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
-    /// In f32 throughout; fp16 constants at their stored value.
+    /// f32 throughout; fp16 constants at their stored value.
     F32,
-    /// As [`Precision::F32`], but activations that a product with bytes or codes sums in integers are integers of 16 bits
-    /// ([`Activations::I16`]): faster for many tokens, and as exact as fp16 activations are.
+    /// As [`Precision::F32`], but products that are summed in integers use 16-bit activations ([`Activations::I16`]):
+    /// faster for many tokens, and as exact as fp16 activations.
     I16,
-    /// Every result declared fp16 is rounded to fp16 (nearest even, infinite beyond the range); sums, products of
-    /// matrices and softmax accumulate in f32 before that. Compressed weights are not rounded on their own: a scale
-    /// multiplies the finished sum, as the hardware does it.
+    /// Every result declared fp16 is rounded to fp16 (nearest even, infinite beyond the range). Sums, matrix products
+    /// and softmax accumulate in f32 before. Compressed weights are not rounded on their own: a scale multiplies the
+    /// finished sum, as in the hardware.
     F16,
-    /// As [`Precision::F16`], with the arithmetic of the Neural Engine as far as it is published: a simulation. Ops are
-    /// carried out one by one.
+    /// As [`Precision::F16`], with the published arithmetic of the Neural Engine: a simulation. Ops run one by one.
     Ane(EngineEffects),
 }
 
 impl Precision {
-    /// All that is published of the Neural Engine's arithmetic.
+    /// All published effects of the Neural Engine's arithmetic.
     pub const ANE: Precision = Precision::Ane(EngineEffects::ALL);
 
-    /// What departs from fp16 with exact sums.
+    /// Effects that are simulated.
     pub fn effects(self) -> EngineEffects {
         match self {
             Precision::F32 | Precision::I16 | Precision::F16 => EngineEffects::NONE,
@@ -58,7 +55,7 @@ impl Precision {
         }
     }
 
-    /// Whether results that are declared fp16 are rounded to fp16.
+    /// Returns whether results declared fp16 are rounded.
     pub fn rounds(self) -> bool {
         match self {
             Precision::F32 | Precision::I16 => false,
@@ -66,17 +63,17 @@ impl Precision {
         }
     }
 
-    /// How products with weights are computed.
+    /// Arithmetic of products with weights.
     fn arithmetic(self) -> ProductArithmetic {
         let activations = if self == Precision::I16 { Activations::I16 } else { Activations::F32 };
         ProductArithmetic { activations, effects: self.effects() }
     }
 }
 
-/// What a name of the simulated precision without some effects begins with.
+/// Prefix of the names of the simulated precision without some effects.
 const WITHOUT: &str = "ane-without-";
 
-/// `f32`, `i16`, `f16`, `ane`, or `ane-without-` and the names of effects with `+` between them.
+/// `f32`, `i16`, `f16`, `ane`, or `ane-without-` followed by names of effects joined with `+`.
 impl fmt::Display for Precision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -116,20 +113,15 @@ impl FromStr for Precision {
     }
 }
 
-/// How to run.
+/// Options of an executable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExecOptions {
     /// Precision of fp16 values.
     pub precision: Precision,
 }
 
-/// The next executable's number.
-static IDS: AtomicU64 = AtomicU64::new(0);
-
-/// A function made ready to run.
+/// Function that is ready to run.
 pub struct Executable {
-    /// A number that no other one of this process has.
-    id: u64,
     function: String,
     options: ExecOptions,
     inputs: Vec<(String, TensorType, usize)>,
@@ -147,17 +139,17 @@ impl std::fmt::Debug for Executable {
     }
 }
 
-/// A tensor that a run is given.
-pub(super) trait Given {
-    /// The tensor.
+/// Tensor that a run takes as input.
+pub(super) trait RunInput {
+    /// Returns the tensor.
     fn tensor(&self) -> &Tensor;
 
-    /// The tensor as the run holds it: a copy, unless it can be shared. Caches that the host keeps are too large to be copied for
-    /// each token.
+    /// Returns the tensor as the run holds it: shared if possible, else a copy. Caches of the host are too large to
+    /// copy for each token.
     fn shared(&self, pool: &mut Pool) -> Arc<Tensor>;
 }
 
-impl Given for Tensor {
+impl RunInput for Tensor {
     fn tensor(&self) -> &Tensor {
         self
     }
@@ -167,7 +159,7 @@ impl Given for Tensor {
     }
 }
 
-impl Given for Arc<Tensor> {
+impl RunInput for Arc<Tensor> {
     fn tensor(&self) -> &Tensor {
         self
     }
@@ -178,12 +170,12 @@ impl Given for Arc<Tensor> {
 }
 
 impl Executable {
-    /// Makes a function ready: finds a kernel for each op, loads the constants, finds ops that can be carried out as
-    /// one, and works out when each value is needed for the last time.
+    /// Compiles a function: finds a kernel for each op, loads constants, fuses ops, and finds the last use of each
+    /// value.
     ///
     /// # Errors
-    /// [`ExecError::Unsupported`] names every operator without a kernel; constants that can't be read or don't fit
-    /// their type; a graph that isn't in order.
+    /// [`ExecError::Unsupported`] if an operator has no kernel; [`ExecError::Constant`] or [`ExecError::Content`] if a
+    /// constant can't be loaded; [`ExecError::Function`] if the graph is invalid.
     pub fn compile(function: &Function, options: ExecOptions, cache: &WeightCache) -> Result<Executable, ExecError> {
         if let Precision::Ane(_) = options.precision {
             return Self::compile_unfused(function, options, cache);
@@ -195,7 +187,7 @@ impl Executable {
         })
     }
 
-    /// As [`compile`](Executable::compile), but every op is carried out as it stands, and an observer sees all of them.
+    /// Compiles a function without fusing ops, so that an observer sees each of them.
     ///
     /// # Errors
     /// As [`compile`](Executable::compile).
@@ -218,9 +210,7 @@ impl Executable {
     ) -> Result<Executable, ExecError> {
         let operators: BTreeSet<String> = function
             .ops()
-            .filter(|op| {
-                !op.is_const() && !constexpr::is_supported(&op.operator) && ops::lookup(&op.operator).is_none()
-            })
+            .filter(|op| !op.is_const() && ops::lookup(&op.operator).is_none())
             .map(|op| op.operator.clone())
             .collect();
         if !operators.is_empty() {
@@ -253,7 +243,6 @@ impl Executable {
         mark_last_uses(&mut nodes, &mut outputs);
         mark_last_reads(&mut nodes);
         Ok(Executable {
-            id: IDS.fetch_add(1, Ordering::Relaxed),
             function: function.name.clone(),
             options,
             inputs,
@@ -266,7 +255,7 @@ impl Executable {
         })
     }
 
-    /// Zeros for every state of the function.
+    /// Zeros for each state of the function.
     pub fn new_state(&self) -> State {
         let mut state = State::default();
         for (name, ty) in &self.states {
@@ -276,33 +265,33 @@ impl Executable {
         state
     }
 
-    /// The function's tensor inputs and their declared types, in order.
+    /// Tensor inputs of the function with their declared types, in order.
     pub fn inputs(&self) -> impl Iterator<Item = (&str, &TensorType)> {
         self.inputs.iter().map(|(name, ty, _)| (name.as_str(), ty))
     }
 
-    /// The function's states and their declared types, in order.
+    /// States of the function with their declared types, in order.
     pub fn states(&self) -> impl Iterator<Item = (&str, &TensorType)> {
         self.states.iter().map(|(name, ty)| (name.as_str(), ty))
     }
 
-    /// The names of the function's outputs, in order.
+    /// Output names of the function, in order.
     pub fn output_names(&self) -> impl Iterator<Item = &str> {
         self.outputs.iter().map(|(name, _)| name.as_str())
     }
 
-    /// Runs the function on inputs by name, in any order, and gives the outputs in the function's order. After an
-    /// error the state may lack what the run was about to write; take a snapshot or reset it to go on.
+    /// Runs the function on inputs by name, in any order. Returns the outputs in the function's order. After an error
+    /// the state may be incomplete: restore a snapshot or reset it.
     ///
     /// # Errors
-    /// Inputs that don't fit the declared types; ops that can't be computed with the shapes that follow from them.
+    /// [`ExecError::Input`] if an input doesn't fit its declared type; [`ExecError::Op`] if an op can't be computed
+    /// with the resulting shapes.
     pub fn run(&self, inputs: &[(&str, &Tensor)], state: &mut State) -> Result<Vec<(String, Tensor)>, ExecError> {
         self.named(inputs, state, None, None)
     }
 
-    /// As [`run`](Executable::run), with the outputs' tensors put into `outputs`, in the function's order. Tensors that
-    /// are there already are used again: a call with those of the one before, inputs of the same shapes and the same
-    /// state allocates no memory.
+    /// Runs the function and replaces `outputs` by its outputs, in the function's order. Memory of the previous tensors
+    /// in `outputs` is reused: repeated calls with the same input shapes and state allocate nothing.
     ///
     /// # Errors
     /// As [`run`](Executable::run).
@@ -315,7 +304,7 @@ impl Executable {
         self.in_frame(inputs, state, None, None, outputs)
     }
 
-    /// As [`run`](Executable::run), and adds to `profile` the time that each operator takes.
+    /// Runs the function and adds the time of each operator to `profile`.
     ///
     /// # Errors
     /// As [`run`](Executable::run).
@@ -328,8 +317,8 @@ impl Executable {
         self.named(inputs, state, None, Some(profile))
     }
 
-    /// As [`run`](Executable::run), and shows `observer` the results of ops by name as they are computed. Values within
-    /// ops that are carried out as one, such as attention, the writes of caches and norms, aren't shown.
+    /// Runs the function and passes the result of each op to `observer`, by name. Values inside fused ops (attention,
+    /// cache writes, norms) aren't shown.
     ///
     /// # Errors
     /// As [`run`](Executable::run).
@@ -346,7 +335,7 @@ impl Executable {
         &'a self,
         inputs: &[(&str, &Tensor)],
         state: &'a mut State,
-        observer: Option<Observer<'a>>,
+        observer: Option<ValueObserver<'a>>,
         profile: Option<&'a mut ExecProfile>,
     ) -> Result<Vec<(String, Tensor)>, ExecError> {
         let mut outputs = Vec::with_capacity(self.outputs.len());
@@ -354,7 +343,7 @@ impl Executable {
         Ok(self.with_names(outputs))
     }
 
-    /// Outputs under their names.
+    /// Outputs with their names.
     pub(super) fn with_names(&self, outputs: Vec<Arc<Tensor>>) -> Vec<(String, Tensor)> {
         let names = self.outputs.iter().map(|(name, _)| name.clone());
         names.zip(outputs.into_iter().map(Arc::unwrap_or_clone)).collect()
@@ -362,9 +351,9 @@ impl Executable {
 
     fn in_frame<'a>(
         &'a self,
-        inputs: &[(&str, &impl Given)],
+        inputs: &[(&str, &impl RunInput)],
         state: &'a mut State,
-        observer: Option<Observer<'a>>,
+        observer: Option<ValueObserver<'a>>,
         profile: Option<&'a mut ExecProfile>,
         outputs: &mut Vec<Arc<Tensor>>,
     ) -> Result<(), ExecError> {
@@ -377,31 +366,31 @@ impl Executable {
         result
     }
 
-    /// Where nodes are carried out.
+    /// Frame for a run.
     pub(super) fn frame<'a>(
         &'a self,
         workspace: Workspace,
         state: &'a mut State,
-        observer: Option<Observer<'a>>,
+        observer: Option<ValueObserver<'a>>,
         profile: Option<&'a mut ExecProfile>,
     ) -> Frame<'a> {
         let half = self.options.precision.rounds();
-        Frame { function: &self.function, executable: self.id, workspace, state, half, observer, profile }
+        Frame { function: &self.function, workspace, state, half, observer, profile }
     }
 
     fn run_frame(
         &self,
         frame: &mut Frame<'_>,
-        inputs: &[(&str, &impl Given)],
+        inputs: &[(&str, &impl RunInput)],
         outputs: &mut Vec<Arc<Tensor>>,
     ) -> Result<(), ExecError> {
-        self.give_inputs(frame, inputs);
+        self.set_inputs(frame, inputs);
         self.nodes.iter().try_for_each(|node| node.run(frame))?;
         self.take_outputs(frame, outputs)
     }
 
-    /// Puts inputs that have been checked into their slots.
-    pub(super) fn give_inputs(&self, frame: &mut Frame<'_>, inputs: &[(&str, &impl Given)]) {
+    /// Puts checked inputs into their slots.
+    pub(super) fn set_inputs(&self, frame: &mut Frame<'_>, inputs: &[(&str, &impl RunInput)]) {
         for (name, ty, slot) in &self.inputs {
             if let Some((_, tensor)) = inputs.iter().find(|(given, _)| given == name) {
                 let mut tensor = tensor.shared(&mut frame.workspace.pool);
@@ -413,7 +402,7 @@ impl Executable {
         }
     }
 
-    /// Appends what a run has computed.
+    /// Appends the outputs of a run.
     pub(super) fn take_outputs(&self, frame: &mut Frame<'_>, outputs: &mut Vec<Arc<Tensor>>) -> Result<(), ExecError> {
         for (name, operand) in &self.outputs {
             outputs.push(match frame.fetch(operand) {
@@ -428,7 +417,7 @@ impl Executable {
         Ok(())
     }
 
-    pub(super) fn check_inputs(&self, given: &[(&str, &impl Given)]) -> Result<(), ExecError> {
+    pub(super) fn check_inputs(&self, given: &[(&str, &impl RunInput)]) -> Result<(), ExecError> {
         let wrong = |input: &str, problem: String| ExecError::Input {
             function: self.function.clone(),
             input: input.to_owned(),

@@ -1,4 +1,4 @@
-//! A function that is being run, and carrying out its steps.
+//! State of a run, and execution of its steps.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,29 +15,24 @@ use super::workspace::Workspace;
 use anec_kernels::round::round_to_f16;
 use anec_mil::DataType;
 
-/// Sees the results of ops by name, as they are computed.
-pub(super) type Observer<'a> = &'a mut dyn FnMut(&str, &Tensor);
+/// Observer of op results, by name.
+pub(super) type ValueObserver<'a> = &'a mut dyn FnMut(&str, &Tensor);
 
-/// A function that is being run.
+/// State of one run of a function.
 pub(super) struct Frame<'a> {
-    /// The function's name.
     pub function: &'a str,
-    /// The executable's number.
-    pub executable: u64,
-    /// Values, and tensors to be used again.
+    /// Values, and tensors for reuse.
     pub workspace: Workspace,
-    /// The states.
+    /// States of the sequence.
     pub state: &'a mut State,
     /// Whether values declared fp16 are rounded.
     pub half: bool,
-    /// Is shown results.
-    pub observer: Option<Observer<'a>>,
-    /// Is told how long steps take.
+    pub observer: Option<ValueObserver<'a>>,
     pub profile: Option<&'a mut ExecProfile>,
 }
 
 impl Frame<'_> {
-    /// Does something, and tells the profile how long it took.
+    /// Runs `body` and adds its time to the profile.
     pub fn timed<R>(&mut self, operator: &'static str, body: impl FnOnce(&mut Self) -> R) -> R {
         if self.profile.is_none() {
             return body(self);
@@ -50,12 +45,12 @@ impl Frame<'_> {
         result
     }
 
-    /// Carries out a step.
+    /// Runs a step.
     pub fn step(&mut self, step: &Step) -> Result<(), ExecError> {
         self.timed(step.operator, |frame| frame.run(step)).map_err(|problem| self.failed(step, problem))
     }
 
-    /// A step can't be carried out.
+    /// Error of a step.
     pub fn failed(&self, step: &Step, problem: String) -> ExecError {
         ExecError::Op {
             function: self.function.to_owned(),
@@ -68,10 +63,10 @@ impl Frame<'_> {
     fn run(&mut self, step: &Step) -> Result<(), String> {
         self.fetch_arguments(step)?;
         self.compute(step)?;
-        self.give_results(step)
+        self.store_results(step)
     }
 
-    /// Makes the arguments of a step ready.
+    /// Fetches the arguments of a step.
     pub fn fetch_arguments(&mut self, step: &Step) -> Result<(), String> {
         for operand in &step.operands {
             let value = self.fetch(operand).ok_or("an argument has not been computed")?;
@@ -80,41 +75,15 @@ impl Frame<'_> {
         Ok(())
     }
 
-    /// Runs the kernel of a step whose arguments are ready.
+    /// Runs the kernel of a step whose arguments are fetched.
     pub fn compute(&mut self, step: &Step) -> Result<(), String> {
-        if self.state.memo.is_some() && self.recall(step)? {
-            return Ok(());
-        }
         let Workspace { values, results, pool, .. } = &mut self.workspace;
         let mut call = Call { values, state: self.state, takes_state: step.takes_state, results };
         step.kernel.run(&mut call, pool)
     }
 
-    /// Computes a product with a weight as far as it isn't remembered; gives false, with everything as it was, if the step
-    /// is none or something else than the activations is computed.
-    fn recall(&mut self, step: &Step) -> Result<bool, String> {
-        let computed = step.operands.iter().filter(|operand| operand.slot().is_some()).count();
-        let Some(memo) = self.state.memo.clone().filter(|_| computed == 1 && step.multiplies_weight()) else {
-            return Ok(false);
-        };
-        let Workspace { values, results, pool, .. } = &mut self.workspace;
-        let call = Call { values, state: self.state, takes_state: step.takes_state, results };
-        let Some(product) = step.kernel.weight_product(&call)? else { return Ok(false) };
-        let mut output = pool.filled(&product.shape, 0f32);
-        let done = match Arc::get_mut(&mut output).map(|tensor| &mut tensor.data) {
-            Some(TensorData::F32(out)) => memo.multiply((self.executable, step.place), &product, out),
-            _ => false,
-        };
-        drop(product);
-        match done {
-            true => self.workspace.results.push(output),
-            false => self.workspace.pool.recycle(output),
-        }
-        Ok(done)
-    }
-
-    /// Puts what a step's kernel gave where it goes.
-    pub fn give_results(&mut self, step: &Step) -> Result<(), String> {
+    /// Stores the results of a step's kernel.
+    pub fn store_results(&mut self, step: &Step) -> Result<(), String> {
         let Workspace { values, pool, .. } = &mut self.workspace;
         for value in values.drain(..).flatten() {
             if let Value::Tensor(tensor) = value {
@@ -129,14 +98,14 @@ impl Frame<'_> {
             if !step.moves && self.rounds(ty.dtype) {
                 self.round(&mut result);
             }
-            self.give(output, result);
+            self.store(output, result);
         }
         self.workspace.results = results;
         Ok(())
     }
 
-    /// Puts a result where it goes.
-    pub fn give(&mut self, output: &Output, result: Arc<Tensor>) {
+    /// Stores a result in its slot.
+    pub fn store(&mut self, output: &Output, result: Arc<Tensor>) {
         if let Some(observer) = &mut self.observer {
             observer(&output.name, &result);
         }
@@ -149,14 +118,14 @@ impl Frame<'_> {
         }
     }
 
-    /// Gives up the value of a slot.
+    /// Frees the value of a slot.
     pub fn free(&mut self, slot: usize) {
         if let Some(tensor) = self.workspace.slots[slot].take() {
             self.workspace.pool.recycle(tensor);
         }
     }
 
-    /// The value of an operand; moved out of its slot if this is its last use.
+    /// Value of an operand, moved out of its slot if this is its last use.
     pub fn fetch(&mut self, operand: &Operand) -> Option<Value> {
         match operand {
             Operand::Constant(value) => Some(value.clone()),
@@ -165,7 +134,7 @@ impl Frame<'_> {
         }
     }
 
-    /// The tensor of an operand, which stays where it is.
+    /// Tensor of an operand, left in its slot.
     pub fn peek(&self, operand: &Operand) -> Option<Arc<Tensor>> {
         match operand {
             Operand::Constant(Value::Tensor(tensor)) => Some(tensor.clone()),
@@ -175,12 +144,11 @@ impl Frame<'_> {
         }
     }
 
-    /// Whether values of this type are rounded.
+    /// Returns whether values of this type are rounded.
     pub fn rounds(&self, dtype: DataType) -> bool {
         self.half && dtype == DataType::Fp16
     }
 
-    /// Rounds a tensor to fp16.
     pub fn round(&mut self, tensor: &mut Arc<Tensor>) {
         if tensor.floats().is_some()
             && let TensorData::F32(values) = &mut self.workspace.pool.make_mut(tensor).data

@@ -1,14 +1,13 @@
-//! Groups of steps that are carried out as one.
+//! Fusion of steps.
 //!
-//! A program for the Neural Engine has no loops and no sizes that change from call to call: attention goes over all
-//! slots of the cache, whether they hold anything or not, and a cache is written by computing all of it anew. A
-//! processor can do with a part. When a function is compiled, the writes of caches and attention under a mask
-//! are looked for. Their steps become a [`Group`], which looks at the masks when it runs, and leaves out what they close.
-//! Other steps become groups because each by itself has little to do: rotary position embeddings, and of the others those
-//! that work on each element by itself, with those that reduce rows of elements, such as a norm's.
+//! A program for the Neural Engine has no loops and fixed sizes: attention covers all slots of the cache, and a cache
+//! write computes the whole cache anew. A CPU can skip most of that. Compilation looks for cache writes and for
+//! attention under a mask. Their steps become a [`Group`], which reads the mask at run time and skips closed slots.
+//! Other steps become groups because each of them has little work: rotary position embeddings, chains of elementwise
+//! ops, and norms, which also reduce rows of elements.
 //!
-//! A group keeps the steps that it stands for. If what it finds when it runs isn't what it was made for (other shapes,
-//! a token that sees nothing), it says so, and the steps are carried out as they stand.
+//! A group keeps its steps. If the run-time conditions of the group don't hold (other shapes, a token that sees no
+//! slot), the steps run one by one.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -31,22 +30,22 @@ mod testing;
 
 use flow::Flow;
 
-/// Steps that were found to make a group.
-struct Found {
-    /// Those that it takes, which nothing else needs.
+/// Steps that match a group.
+struct GroupMatch {
+    /// Steps that the group replaces; nothing else uses their results.
     members: Vec<usize>,
-    /// Those that it repeats, since others may need them, too: they only say where elements are.
+    /// Steps that the group recomputes because others may use them too; they only select elements.
     copies: Vec<usize>,
     kernel: Box<dyn FusedKernel>,
 }
 
-/// Finds the groups. A group stands where the last of its steps stood.
+/// Finds groups. A group takes the place of the last of its steps.
 pub(super) fn fuse(steps: Vec<Step>, uses: &Uses<'_>, outputs: &[(String, Operand)]) -> Vec<Node> {
     let flow = Flow::new(&steps, uses);
     let (mut groups, mut copied) = (BTreeMap::new(), BTreeSet::<usize>::new());
     let mut taken = BTreeSet::<usize>::new();
-    let mut take = |found: Found, taken: &mut BTreeSet<usize>| {
-        let Found { mut members, copies, kernel } = found;
+    let mut take = |found: GroupMatch, taken: &mut BTreeSet<usize>| {
+        let GroupMatch { mut members, copies, kernel } = found;
         members.sort_unstable();
         let Some(last) = members.last().copied().filter(|_| taken.is_disjoint(&members.iter().copied().collect()))
         else {
@@ -72,7 +71,7 @@ pub(super) fn fuse(steps: Vec<Step>, uses: &Uses<'_>, outputs: &[(String, Operan
             take(found, &mut taken);
         }
     }
-    // of what is left, the longest
+    // longest chains of the remaining steps
     for at in (0..steps.len()).rev() {
         let is_free = |step: usize| !taken.contains(&step);
         if let Some(found) = rows::find(&flow, at, is_free).or_else(|| elementwise::find(&flow, at, is_free)) {
@@ -87,7 +86,7 @@ pub(super) fn fuse(steps: Vec<Step>, uses: &Uses<'_>, outputs: &[(String, Operan
             None => nodes.push((i, Node::Step(step))),
         }
     }
-    // a step that was copied and that nobody else needs has no more purpose
+    // drop steps that were copied and that nothing else uses
     let mut uses: HashMap<usize, usize> = HashMap::new();
     let kept = outputs.iter().map(|(_, operand)| operand);
     for slot in nodes
@@ -99,7 +98,7 @@ pub(super) fn fuse(steps: Vec<Step>, uses: &Uses<'_>, outputs: &[(String, Operan
     {
         *uses.entry(slot).or_default() += 1;
     }
-    // the groups use their own copies
+    // groups use their own copies
     for group in nodes.iter().filter(|(_, node)| matches!(node, Node::Group(_))) {
         let steps = group.1.steps();
         let own: BTreeSet<usize> = steps.iter().flat_map(|step| &step.outputs).map(|output| output.slot).collect();

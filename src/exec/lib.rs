@@ -1,9 +1,9 @@
-//! Runs functions of the IR on the CPU.
+//! CPU executor for functions of the IR.
 //!
-//! An [`Executable`] is a function made ready: its constants loaded (compressed weights stay compressed), its ops
-//! turned into a list of steps over value slots. A run resolves shapes from the inputs it gets, so `T` may differ from
-//! call to call. Under [`Precision::F16`] every value declared fp16 is rounded to fp16, which shows on any machine what
-//! half precision does to a model.
+//! An [`Executable`] is a compiled function: constants are loaded (compressed weights stay compressed) and ops are a
+//! list of steps over value slots. A run resolves shapes from its inputs, so `T` may differ from call to call. Under
+//! [`Precision::F16`] every value declared fp16 is rounded to fp16, which shows the effect of half precision on any
+//! machine.
 //!
 //! ```
 //! use anec_exec::{Executable, ExecOptions, Precision, Tensor, WeightCache};
@@ -23,26 +23,25 @@
 //! # Ok::<(), anec_exec::ExecError>(())
 //! ```
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
 //! | [`tensor`] | tensors in memory |
 //! | [`weight`] | constants in memory |
-//! | [`weight_cache`] | what functions of a model share |
-//! | [`executable`] | what can be run, and running it |
-//! | [`batch`] | running it for several sequences, which share the products with weights |
-//! | [`memo`] | products that sequences have in common, remembered |
-//! | [`state`], `state_buffer` | what a sequence keeps from run to run, and in which precision |
-//! | [`profile`] | where the time went |
-//! | `compile`, `constants`, `constexpr` | turning ops into steps, and constants, stored or compressed, into values |
+//! | [`weight_cache`] | weights and memory shared by the functions of a model |
+//! | [`executable`] | compiled functions, and runs of them |
+//! | [`batch`] | runs for several sequences, which share the products with weights |
+//! | [`state`], `state_buffer` | states of a sequence, and their precision |
+//! | [`profile`] | time by operator |
+//! | `compile`, `constants`, `constexpr` | ops to steps, constants to values |
 //! | `kernel`, `resolve` | ops as typed kernels: arguments by name become fields, once |
-//! | `ops` | the table of kernels by operator, and the kernels by group |
-//! | `fuse` | steps that are carried out as one |
-//! | [`engine`] | the arithmetic of the Neural Engine, simulated |
-//! | `step`, `node`, `frame` | what a function is made of, and carrying it out |
-//! | `pool`, `workspace` | tensors that nobody needs any more, kept for those that come |
-//! | `slot_writes` | which slots of its caches a run writes |
+//! | `ops` | table of kernels by operator, and the kernels by group |
+//! | `fuse` | fusion of steps |
+//! | [`engine`] | simulated arithmetic of the Neural Engine |
+//! | `step`, `node`, `frame` | parts of a compiled function, and their execution |
+//! | `pool`, `workspace` | reuse of tensors |
+//! | `slot_writes` | cache slots that a run writes |
 //!
-//! Inner loops, memory for weights and the threads are those of `anec_kernels`.
+//! Inner loops, weight memory and threads belong to `anec_kernels`.
 
 #![forbid(unsafe_code)]
 
@@ -57,7 +56,6 @@ pub mod executable;
 mod frame;
 mod fuse;
 mod kernel;
-pub mod memo;
 mod node;
 mod operand;
 mod ops;
@@ -77,13 +75,13 @@ pub mod weight;
 pub mod weight_cache;
 mod workspace;
 
+pub use anec_kernels::dispatch::check_limit as check_instruction_limit;
 pub use anec_kernels::pool::{set_threads, threads};
 pub use anec_kernels::processor::processor;
 pub use batch::SequenceCall;
 pub use engine::{EngineEffect, EngineEffects};
 pub use error::ExecError;
 pub use executable::{ExecOptions, Executable, Precision};
-pub use memo::ProductMemo;
 pub use profile::{ExecProfile, OperatorTime};
 pub use state::State;
 pub use tensor::{Tensor, TensorData};

@@ -1,4 +1,4 @@
-//! What a function is made of: steps, and groups of steps that are carried out as one.
+//! Nodes of a compiled function: steps and fused groups of steps.
 
 use std::sync::Arc;
 
@@ -8,41 +8,41 @@ use super::operand::Operand;
 use super::step::Step;
 use super::tensor::Tensor;
 
-/// One step, or several that are carried out as one.
+/// Step, or fused group of steps.
 pub(super) enum Node {
     /// One op.
     Step(Step),
-    /// Several that are carried out as one.
+    /// Fused steps.
     Group(Group),
 }
 
-/// Steps that are carried out as one.
+/// Fused steps.
 pub(super) struct Group {
-    /// The steps it stands for, in order.
+    /// Steps that the group replaces, in order.
     pub steps: Vec<Step>,
-    /// What computes them.
+    /// Kernel that computes them.
     pub kernel: Box<dyn FusedKernel>,
 }
 
-/// What computes several steps as one.
+/// Kernel of a fused group.
 pub(super) trait FusedKernel: Send + Sync {
-    /// What it does, in words.
+    /// Name in profiles.
     fn name(&self) -> &'static str;
 
-    /// Computes the steps, which are the group's; `None`, with everything as it was, if that can't be done with what there is.
+    /// Computes the steps of the group. Returns `None`, and changes nothing, if the conditions of the group don't hold.
     fn run(&self, steps: &[Step], frame: &mut Frame<'_>) -> Option<FusedResult>;
 }
 
-/// What fused steps give.
+/// Result of a fused kernel.
 pub(super) enum FusedResult {
-    /// The first result of the last step.
+    /// First result of the last step.
     Tensor(Arc<Tensor>),
-    /// They only wrote a state.
+    /// None: the steps only write a state.
     Nothing,
 }
 
 impl Node {
-    /// The steps, in order.
+    /// Steps, in order.
     pub fn steps(&self) -> &[Step] {
         match self {
             Node::Step(step) => std::slice::from_ref(step),
@@ -50,7 +50,7 @@ impl Node {
         }
     }
 
-    /// As [`steps`](Node::steps), to be changed.
+    /// Steps, in order, for modification.
     pub fn steps_mut(&mut self) -> &mut [Step] {
         match self {
             Node::Step(step) => std::slice::from_mut(step),
@@ -58,7 +58,7 @@ impl Node {
         }
     }
 
-    /// The step that it is, if sequences can share it: one product with a large constant.
+    /// The step, if sequences of a batch can share it: one product with a large constant.
     pub fn shared(&self) -> Option<&Step> {
         match self {
             Node::Step(step) if step.multiplies_weight() => Some(step),
@@ -66,13 +66,13 @@ impl Node {
         }
     }
 
-    /// Carries it out.
+    /// Runs the node.
     pub fn run(&self, frame: &mut Frame<'_>) -> Result<(), ExecError> {
         match self {
             Node::Step(step) => frame.step(step),
             Node::Group(group) => {
                 let done = frame.timed(group.kernel.name(), |frame| group.run(frame));
-                // in any unforeseen case the ops are carried out as they stand
+                // fall back to single steps
                 if done { Ok(()) } else { group.steps.iter().try_for_each(|step| frame.step(step)) }
             }
         }
@@ -80,7 +80,7 @@ impl Node {
 }
 
 impl Group {
-    /// Carries the steps out as one; gives false, with everything as it was, if that can't be done.
+    /// Runs the fused kernel. Returns false, and changes nothing, if its conditions don't hold.
     fn run(&self, frame: &mut Frame<'_>) -> bool {
         let Some(result) = self.kernel.run(&self.steps, frame) else { return false };
         for operand in self.steps.iter().flat_map(|step| &step.operands) {
@@ -91,7 +91,7 @@ impl Group {
         if let (FusedResult::Tensor(tensor), Some(output)) =
             (result, self.steps.last().and_then(|step| step.outputs.first()))
         {
-            frame.give(output, tensor);
+            frame.store(output, tensor);
         }
         true
     }

@@ -1,19 +1,19 @@
-//! Where steps find their arguments.
+//! Operands of steps.
 
 use super::value::Value;
 use anec_mil::ValueId;
 
-/// Where a step finds an argument.
+/// Source of a step's argument.
 #[derive(Clone, Debug)]
 pub(super) enum Operand {
     /// A constant.
     Constant(Value),
-    /// A computed value; `last` when nothing later needs it.
+    /// Computed value; `last` if nothing uses it afterwards.
     Slot { slot: usize, last: bool },
 }
 
 impl Operand {
-    /// The slot, if it is one.
+    /// Slot of a computed value.
     pub fn slot(&self) -> Option<usize> {
         match self {
             Operand::Slot { slot, .. } => Some(*slot),
@@ -21,7 +21,7 @@ impl Operand {
         }
     }
 
-    /// The computed value that it is.
+    /// Computed value of the operand.
     pub fn value(&self) -> Option<ValueId> {
         self.slot().map(|slot| ValueId(slot as u32))
     }

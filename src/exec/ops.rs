@@ -23,35 +23,68 @@ pub(super) use self::matmul::{Linear, Matmul};
 pub(super) use self::norm::{Softmax, softmax_rows};
 pub(super) use self::slice::{Concat, SliceByIndex, SliceUpdate, Slicing};
 pub(super) use self::state::{ReadState, WriteState};
+use super::constants::ConstantError;
+use super::constexpr::{self, FoldArguments};
 use super::kernel::Kernel;
 use super::resolve::Resolver;
+use super::value::Value;
+use super::weight_cache::WeightCache;
+use anec_mil::catalogue::OpSpec;
+use anec_mil::{Constant, DataType, TensorType};
 
-/// A kernel, or what is wrong with the op.
+/// Kernel of an op, or the error in the op.
 pub(crate) type Resolved = Result<Arc<dyn Kernel>, String>;
 
-/// One row of the table.
+/// Folds a constexpr op to constants, given the types of its results.
+pub(crate) type Fold = fn(&[TensorType], &FoldArguments<'_>, &WeightCache) -> Result<Vec<Value>, ConstantError>;
+
+/// Row of the table.
 pub(crate) struct Row {
-    /// The operator.
+    /// Name of the operator.
     pub operator: &'static str,
-    /// Makes an op's kernel.
-    pub resolve: fn(&mut Resolver<'_>) -> Resolved,
-    /// The results hold nothing but elements of the arguments, so that rounding them again changes nothing.
-    pub moves: bool,
+    /// Implementation of the operator.
+    pub rule: Rule,
 }
 
-/// Rows of a group of operators that compute.
+/// Implementation of an operator.
+#[derive(Clone, Copy)]
+pub(crate) enum Rule {
+    /// A kernel that computes at run time.
+    Kernel {
+        /// Resolves an op to its kernel.
+        resolve: fn(&mut Resolver<'_>) -> Resolved,
+        /// Whether results only hold elements of the arguments, so that rounding them again changes nothing.
+        moves: bool,
+    },
+    /// Constants at compile time.
+    Fold(Fold),
+}
+
+/// Rows of operators that compute.
 macro_rules! computing {
     ($($operator:literal => $resolve:expr),* $(,)?) => {
-        &[$($crate::ops::Row { operator: $operator, resolve: $resolve, moves: false }),*]
+        &[$($crate::ops::Row {
+            operator: $operator,
+            rule: $crate::ops::Rule::Kernel { resolve: $resolve, moves: false },
+        }),*]
     };
 }
-/// Rows of a group of operators that only move elements.
+/// Rows of operators that only move elements.
 macro_rules! moving {
     ($($operator:literal => $resolve:expr),* $(,)?) => {
-        &[$($crate::ops::Row { operator: $operator, resolve: $resolve, moves: true }),*]
+        &[$($crate::ops::Row {
+            operator: $operator,
+            rule: $crate::ops::Rule::Kernel { resolve: $resolve, moves: true },
+        }),*]
     };
 }
-/// A tensor of a shape whose elements are appended to `$out`, made from those of another, whatever they are.
+/// Rows of operators that fold to constants.
+macro_rules! folding {
+    ($($operator:literal => $fold:expr),* $(,)?) => {
+        &[$($crate::ops::Row { operator: $operator, rule: $crate::ops::Rule::Fold($fold) }),*]
+    };
+}
+/// Tensor whose elements `$out` are made from those of another one, for every element type.
 macro_rules! make_like {
     ($pool:expr, $shape:expr, $data:expr, ($elements:ident, $out:ident) => $fill:expr) => {
         match $data {
@@ -61,11 +94,12 @@ macro_rules! make_like {
         }
     };
 }
-pub(crate) use {computing, make_like, moving};
+pub(crate) use {computing, folding, make_like, moving};
 
-/// The table, by group.
+/// Table, by group.
 const GROUPS: &[&[Row]] = &[
     binary::ROWS,
+    constexpr::ROWS,
     conv::ROWS,
     conv_transpose::ROWS,
     einsum::ROWS,
@@ -83,27 +117,66 @@ const GROUPS: &[&[Row]] = &[
     state::ROWS,
 ];
 
-/// The row of an operator.
+/// Row of an operator.
 pub(crate) fn lookup(operator: &str) -> Option<&'static Row> {
-    GROUPS.iter().flat_map(|group| group.iter()).find(|row| row.operator == operator)
+    rows().find(|row| row.operator == operator)
+}
+
+fn rows() -> impl Iterator<Item = &'static Row> {
+    GROUPS.iter().flat_map(|group| group.iter())
+}
+
+/// Returns the parameters of an operator with defaults that `arguments` lack, as constants for an `x` of rank `rank`. The
+/// catalogue holds the defaults.
+pub(crate) fn defaults(
+    spec: &OpSpec,
+    rank: usize,
+    has: impl Fn(&str) -> bool,
+) -> impl Iterator<Item = (&'static str, Constant)> {
+    let missing = spec.parameters.iter().filter(move |parameter| !has(parameter.name));
+    missing.filter_map(move |parameter| {
+        // at full precision, whatever the type of `x`
+        let constant = parameter.default.as_ref()?.constant(DataType::Fp32, rank);
+        Some((parameter.name, constant))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use anec_mil::catalogue;
+
+    use super::*;
+
+    #[test]
+    fn the_table_and_the_catalogue_have_the_same_operators() {
+        let own: BTreeSet<&str> = rows().map(|row| row.operator).collect();
+        assert_eq!(own.len(), rows().count(), "an operator has two rows");
+        let known: BTreeSet<&str> = catalogue::table().iter().map(|spec| spec.name).collect();
+        // constants are no ops here; quantized activations are not implemented
+        let others = BTreeSet::from(["const", "dequantize", "quantize"]);
+        assert_eq!(&known - &own, others);
+        assert_eq!(&own - &known, BTreeSet::new());
+    }
 }
 
 #[cfg(test)]
 pub(crate) mod testing {
-    //! Runs single kernels on values.
+    //! Runs single kernels in tests.
 
-    use anec_mil::{DataType, TensorType};
+    use anec_mil::{Opset, catalogue};
 
     use super::*;
+    use crate::constants::load;
     use crate::kernel::Call;
     use crate::operand::Operand;
     use crate::pool::Pool;
     use crate::state::State;
     use crate::tensor::Tensor;
-    use crate::value::Value;
 
     /// Arguments by parameter.
-    pub type Given<'a> = Vec<(&'a str, Value)>;
+    pub type Arguments<'a> = Vec<(&'a str, Value)>;
 
     /// Floats.
     pub fn f(shape: &[usize], values: &[f32]) -> Value {
@@ -125,14 +198,32 @@ pub(crate) mod testing {
         Value::Text(text.into())
     }
 
-    /// All results of an op, or its complaint.
+    /// All results of an op, or its error.
     pub fn results(operator: &str, arguments: Vec<(&str, Vec<Value>)>, dtype: DataType) -> Result<Vec<Tensor>, String> {
-        let row = lookup(operator).ok_or_else(|| format!("no kernel for {operator}"))?;
+        let Some(Rule::Kernel { resolve, .. }) = lookup(operator).map(|row| row.rule) else {
+            return Err(format!("no kernel for {operator}"));
+        };
         let types = [TensorType::scalar(dtype)];
         let constants = |values: Vec<Value>| values.into_iter().map(Operand::Constant).collect();
-        let arguments: Vec<_> = arguments.into_iter().map(|(name, values)| (name, constants(values))).collect();
+        let has = |name: &str| arguments.iter().any(|(parameter, _)| *parameter == name);
+        // the newest form that treats indices as the given arguments do
+        let spec = Opset::ALL.into_iter().rev().filter_map(|opset| catalogue::lookup(operator, opset));
+        let spec =
+            spec.into_iter().find(|spec| has("validate_indices") || spec.parameter("validate_indices").is_none());
+        let x =
+            arguments.iter().find(|(name, _)| *name == "x").and_then(|(_, values)| values.first()?.tensor().cloned());
+        let rank = x.map_or(0, |x| x.rank());
+        let missing = spec.map(|spec| defaults(spec, rank, has)).into_iter().flatten();
+        let missing: Vec<_> = missing
+            .map(|(name, constant)| match load(&constant, &WeightCache::new()) {
+                Ok(value) => (name, vec![Operand::Constant(value)]),
+                Err(_) => panic!("the default of `{name}` can't be loaded"),
+            })
+            .collect();
+        let mut arguments: Vec<_> = arguments.into_iter().map(|(name, values)| (name, constants(values))).collect();
+        arguments.extend(missing);
         let mut resolver = Resolver::new(&arguments, &types);
-        let kernel = (row.resolve)(&mut resolver)?;
+        let kernel = resolve(&mut resolver)?;
         let value = |operand| match operand {
             Operand::Constant(value) => Some(value),
             Operand::Slot { .. } => None,
@@ -145,8 +236,8 @@ pub(crate) mod testing {
         Ok(results.into_iter().map(Arc::unwrap_or_clone).collect())
     }
 
-    /// The one result of an op whose declared type is fp32, or its complaint.
-    pub fn try_run(operator: &str, arguments: Given<'_>) -> Result<Tensor, String> {
+    /// Only result of an op whose declared type is fp32, or its error.
+    pub fn try_run(operator: &str, arguments: Arguments<'_>) -> Result<Tensor, String> {
         let arguments = arguments.into_iter().map(|(name, value)| (name, vec![value])).collect();
         let mut results = results(operator, arguments, DataType::Fp32)?;
         assert_eq!(results.len(), 1, "{operator} gives one result");
@@ -155,13 +246,13 @@ pub(crate) mod testing {
         Ok(tensor)
     }
 
-    /// The one result of an op whose declared type is fp32.
+    /// Only result of an op whose declared type is fp32.
     #[track_caller]
-    pub fn run(operator: &str, arguments: Given<'_>) -> Tensor {
+    pub fn run(operator: &str, arguments: Arguments<'_>) -> Tensor {
         try_run(operator, arguments).unwrap_or_else(|problem| panic!("{operator}: {problem}"))
     }
 
-    /// Asserts a float tensor's shape and values within 1e-5 of their size.
+    /// Asserts the shape of a float tensor, and its values within a relative error of 1e-5.
     #[track_caller]
     pub fn assert_close(tensor: &Tensor, shape: &[usize], values: &[f32]) {
         assert_eq!(tensor.shape, shape);

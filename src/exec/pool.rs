@@ -1,46 +1,45 @@
-//! Tensors that nobody needs any more, kept for those that come.
+//! Reuse of tensors that are no longer needed.
 //!
-//! Every call of a function makes tensors of the same sizes as the one before, so after the first call there is one to be
-//! had for each.
+//! Every call of a function makes tensors of the same sizes, so all calls after the first find memory here.
 
 use std::sync::Arc;
 
 use super::tensor::{Tensor, TensorData};
 
-/// Tensors to be used again.
+/// Free tensors for reuse.
 #[derive(Default)]
 pub(crate) struct Pool {
     free: Vec<Free>,
-    /// Runs so far.
+    /// Number of runs so far.
     run: u64,
-    /// Bytes of the elements of `free`.
+    /// Bytes of all elements of `free`.
     bytes: usize,
 }
 
-/// A tensor that nobody else has.
+/// Free tensor that nothing else refers to.
 struct Free {
     tensor: Arc<Tensor>,
-    /// The run that it was last used in.
+    /// Run that last used it.
     used: u64,
 }
 
-/// Runs after which a tensor that wasn't needed is freed: a model is some functions that run one after the other, and
-/// what a long prompt needed isn't kept while single tokens follow.
-const MOST_IDLE: u64 = 64;
-/// Most bytes that are kept.
-const MOST_BYTES: usize = 64 << 20;
-/// Elements that the size of a new tensor is rounded up to a multiple of.
+/// Runs after which an unused tensor is freed. A model is a few functions in turn, and memory of a long prompt isn't
+/// kept while single tokens follow.
+const MAX_IDLE: u64 = 64;
+/// Maximum bytes of free tensors.
+const MAX_BYTES: usize = 64 << 20;
+/// Capacities of new tensors are multiples of this number of elements.
 const GRANULE: usize = 64;
-/// A tensor may be used for one that needs a fraction of its room, but no less than this.
-const MOST_SLACK: usize = 4;
+/// Maximum ratio of a reused tensor's capacity to the requested size.
+const MAX_SLACK: usize = 4;
 
-/// An element of a tensor.
+/// Element type of a tensor.
 pub(crate) trait Element: Copy + Send + Sync + 'static {
-    /// What stands where nothing was written.
+    /// Value of elements that were not written.
     const UNWRITTEN: Self;
-    /// The elements of a tensor, if they are of this type.
+    /// Elements of a tensor, if they are of this type.
     fn of(data: &mut TensorData) -> Option<&mut Vec<Self>>;
-    /// A tensor's elements.
+    /// Tensor data of these elements.
     fn data(elements: Vec<Self>) -> TensorData;
 }
 
@@ -67,7 +66,7 @@ element!(i32, I32, 0);
 element!(bool, Bool, false);
 
 impl Pool {
-    /// A tensor of this shape, whose elements `fill` appends to an empty vector that has room for them.
+    /// Tensor of this shape; `fill` appends its elements to an empty vector with enough capacity.
     pub fn make<T: Element>(&mut self, shape: &[usize], fill: impl FnOnce(&mut Vec<T>)) -> Arc<Tensor> {
         self.reuse(shape.iter().product(), shape, |elements| {
             elements.clear();
@@ -75,17 +74,16 @@ impl Pool {
         })
     }
 
-    /// A tensor of this shape, whose elements are those of any that was there before, or NaN or zero: they are all to be
-    /// written.
+    /// Tensor of this shape with unspecified elements, all of which must be written.
     pub fn unspecified<T: Element>(&mut self, shape: &[usize]) -> Arc<Tensor> {
         self.unspecified_within::<T>(shape.iter().product(), shape)
     }
 
-    /// As [`unspecified`](Pool::unspecified), with room for at least so many elements.
+    /// As [`unspecified`](Pool::unspecified), with capacity for at least `room` elements.
     fn unspecified_within<T: Element>(&mut self, room: usize, shape: &[usize]) -> Arc<Tensor> {
         let count = shape.iter().product();
         self.reuse::<T>(room, shape, |elements| {
-            // so that tests see what isn't written
+            // lets tests find elements that were not written
             if cfg!(any(test, debug_assertions)) {
                 elements.clear();
             }
@@ -93,12 +91,13 @@ impl Pool {
         })
     }
 
-    /// A tensor of this shape, all of whose elements `write` writes, in place of what is [there](Pool::unspecified).
+    /// Tensor of this shape whose elements are all set by `write`.
     pub fn written<T: Element>(&mut self, shape: &[usize], write: impl FnOnce(&mut [T])) -> Arc<Tensor> {
         self.written_within(shape.iter().product(), shape, write)
     }
 
-    /// As [`written`](Pool::written), with room for at least so many elements, so that the next tensor may be larger.
+    /// As [`written`](Pool::written), with capacity for at least `room` elements, so that it can be reused for a larger
+    /// tensor.
     pub fn written_within<T: Element>(
         &mut self,
         room: usize,
@@ -112,7 +111,8 @@ impl Pool {
         tensor
     }
 
-    /// A tensor of this shape with room for at least so many elements, whose elements `fill` makes of whatever they are.
+    /// Tensor of this shape with capacity for at least `room` elements; `fill` replaces the elements of the reused
+    /// memory.
     fn reuse<T: Element>(&mut self, room: usize, shape: &[usize], fill: impl FnOnce(&mut Vec<T>)) -> Arc<Tensor> {
         let mut tensor = self.take::<T>(room);
         if let Some(Tensor { shape: own, data }) = Arc::get_mut(&mut tensor) {
@@ -126,17 +126,17 @@ impl Pool {
         tensor
     }
 
-    /// A tensor of one value throughout.
+    /// Tensor of equal elements.
     pub fn filled<T: Element>(&mut self, shape: &[usize], value: T) -> Arc<Tensor> {
         self.make(shape, |out| out.resize(shape.iter().product(), value))
     }
 
-    /// A tensor of this shape with these elements.
+    /// Tensor of this shape with these elements.
     pub fn copied<T: Element>(&mut self, shape: &[usize], elements: &[T]) -> Arc<Tensor> {
         self.make(shape, |out| out.extend_from_slice(elements))
     }
 
-    /// A tensor of another shape with the elements of `data`.
+    /// Tensor of another shape with the elements of `data`.
     pub fn reshaped(&mut self, shape: &[usize], data: &TensorData) -> Arc<Tensor> {
         match data {
             TensorData::F32(elements) => self.copied(shape, elements),
@@ -145,7 +145,7 @@ impl Pool {
         }
     }
 
-    /// The tensor itself if nobody else has it, else a copy in its place.
+    /// Mutable access to a tensor; a shared one is replaced by a copy.
     pub fn make_mut<'t>(&mut self, tensor: &'t mut Arc<Tensor>) -> &'t mut Tensor {
         if Arc::get_mut(tensor).is_none() {
             *tensor = self.reshaped(&tensor.shape, &tensor.data);
@@ -153,26 +153,26 @@ impl Pool {
         Arc::make_mut(tensor)
     }
 
-    /// Takes a tensor back; it is kept if nobody else has it.
+    /// Takes a tensor back; kept only if nothing else refers to it.
     pub fn recycle(&mut self, mut tensor: Arc<Tensor>) {
         if Arc::get_mut(&mut tensor).is_some() {
             let bytes = tensor.data.bytes();
-            if bytes > 0 && self.bytes + bytes <= MOST_BYTES {
+            if bytes > 0 && self.bytes + bytes <= MAX_BYTES {
                 self.bytes += bytes;
                 self.free.push(Free { tensor, used: self.run });
             }
         }
     }
 
-    /// Bytes of the tensors that are kept.
+    /// Bytes of the free tensors.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Begins another run.
+    /// Begins the next run.
     pub fn begin_run(&mut self) {
         self.run += 1;
-        let oldest = self.run.saturating_sub(MOST_IDLE);
+        let oldest = self.run.saturating_sub(MAX_IDLE);
         let freed = &mut self.bytes;
         self.free.retain(|free| {
             let keep = free.used >= oldest;
@@ -181,9 +181,9 @@ impl Pool {
         });
     }
 
-    /// A tensor with room for so many elements, whatever they are: the smallest that is neither too small nor much too large.
+    /// Free tensor with capacity for `count` elements: the smallest that is large enough and not much too large.
     fn take<T: Element>(&mut self, count: usize) -> Arc<Tensor> {
-        let most = (count.saturating_mul(MOST_SLACK)).max(GRANULE);
+        let most = (count.saturating_mul(MAX_SLACK)).max(GRANULE);
         let mut best: Option<(usize, usize)> = None;
         for (i, free) in self.free.iter_mut().enumerate() {
             let Some(elements) = Arc::get_mut(&mut free.tensor).and_then(|tensor| T::of(&mut tensor.data)) else {
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_that_nobody_needs_is_used_again_where_it_fits() {
+    fn an_unused_tensor_is_reused_if_it_fits() {
         let mut pool = Pool::default();
         let first = pool.copied(&[2, 50], &[1.0; 100]);
         let (place, other) = (address(&first), first.clone());
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shared_is_copied_before_it_changes() {
+    fn a_shared_tensor_is_copied_before_it_changes() {
         let mut pool = Pool::default();
         let mut tensor = pool.copied(&[2], &[1, 2]);
         let place = tensor.integers().unwrap().as_ptr();
@@ -241,18 +241,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_needed_for_long_is_freed() {
+    fn tensors_unused_for_many_runs_are_freed() {
         let mut pool = Pool::default();
         let (prompt, token) = (pool.filled(&[1 << 20], 0.0), pool.filled(&[64], 0.0));
         pool.recycle(prompt);
         pool.recycle(token);
-        for _ in 0..2 * MOST_IDLE {
+        for _ in 0..2 * MAX_IDLE {
             pool.begin_run();
             let token = pool.filled(&[64], 1.0);
             pool.recycle(token);
         }
         assert_eq!((pool.free.len(), pool.bytes), (1, 256));
-        let huge = pool.filled(&[MOST_BYTES], true);
+        let huge = pool.filled(&[MAX_BYTES], true);
         pool.recycle(huge);
         assert_eq!(pool.bytes, 256, "more than is kept at all");
     }

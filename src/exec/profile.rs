@@ -1,4 +1,4 @@
-//! Where the time of a run went.
+//! Time of runs by operator.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,25 +9,25 @@ pub struct ExecProfile {
     operators: BTreeMap<&'static str, OperatorTime>,
 }
 
-/// What the steps of one operator took.
+/// Calls and time of one operator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OperatorTime {
-    /// How often it was carried out.
+    /// Number of calls.
     pub calls: u64,
-    /// How long all calls took together.
+    /// Total time of the calls.
     pub time: Duration,
 }
 
 impl ExecProfile {
-    /// Counts one call.
+    /// Adds one call.
     pub(super) fn add(&mut self, operator: &'static str, time: Duration) {
         let entry = self.operators.entry(operator).or_default();
         entry.calls += 1;
         entry.time += time;
     }
 
-    /// The operators and their times, the one that took longest first. Ops that are carried out as one are counted
-    /// together, as `attention` or `rope`.
+    /// Operators with their times, slowest first. A fused group counts under its own name, such as `attention` or
+    /// `rope`.
     pub fn operators(&self) -> Vec<(&str, OperatorTime)> {
         let mut operators: Vec<(&str, OperatorTime)> =
             self.operators.iter().map(|(name, time)| (*name, *time)).collect();
@@ -35,7 +35,7 @@ impl ExecProfile {
         operators
     }
 
-    /// The time of all operators.
+    /// Total time of all operators.
     pub fn total(&self) -> Duration {
         self.operators.values().map(|operator| operator.time).sum()
     }

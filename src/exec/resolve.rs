@@ -1,4 +1,4 @@
-//! Resolving an op: its arguments by name become the fields of a kernel, once, when a function is compiled.
+//! Resolution of an op: named arguments become fields of a kernel, once, at compile time.
 
 use std::sync::Arc;
 
@@ -9,25 +9,25 @@ use super::value::Value;
 use super::weight::LoadedWeight;
 use anec_mil::{DataType, TensorType};
 
-/// The arguments of an op, while its kernel is made.
+/// Arguments of an op while its kernel is resolved.
 pub(crate) struct Resolver<'a> {
-    /// By parameter.
+    /// Arguments by parameter.
     arguments: &'a [(&'a str, Vec<Operand>)],
     /// Declared types of the results.
     types: &'a [TensorType],
-    /// What the kernel asked for, in the order of places.
+    /// Operands that the kernel asked for, by position.
     operands: Vec<Operand>,
-    /// Where the arguments of a parameter begin among them.
+    /// First position of each parameter's arguments.
     places: Vec<(&'a str, usize)>,
 }
 
 impl<'a> Resolver<'a> {
-    /// Of an op with these arguments and results.
+    /// Resolver for an op with these arguments and result types.
     pub fn new(arguments: &'a [(&'a str, Vec<Operand>)], types: &'a [TensorType]) -> Self {
         Resolver { arguments, types, operands: Vec::new(), places: Vec::new() }
     }
 
-    /// What a call of the kernel is given.
+    /// Operands for calls of the kernel.
     pub fn into_operands(self) -> Vec<Operand> {
         self.operands
     }
@@ -36,7 +36,7 @@ impl<'a> Resolver<'a> {
         self.arguments.iter().find(|(name, operands)| *name == parameter && !operands.is_empty())
     }
 
-    /// Whether a parameter is given.
+    /// Returns whether a parameter is present.
     pub fn has(&self, parameter: &str) -> bool {
         self.given(parameter).is_some()
     }
@@ -49,12 +49,12 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    /// Where a kernel will find an argument.
+    /// Required argument.
     pub fn input(&mut self, parameter: &'static str) -> Result<Input, String> {
         self.optional_input(parameter)?.ok_or_else(|| format!("parameter `{parameter}` is missing"))
     }
 
-    /// As [`input`](Resolver::input), if the parameter is given.
+    /// Optional argument.
     pub fn optional_input(&mut self, parameter: &'static str) -> Result<Option<Input>, String> {
         if self.operand(parameter)?.is_none() {
             return Ok(None);
@@ -62,7 +62,7 @@ impl<'a> Resolver<'a> {
         Ok(self.inputs(parameter)?.iter().next())
     }
 
-    /// Where a kernel will find the arguments of a parameter that takes a list.
+    /// Arguments of a parameter that takes a list.
     pub fn inputs(&mut self, parameter: &'static str) -> Result<Inputs, String> {
         let (name, operands) = self.given(parameter).ok_or_else(|| format!("parameter `{parameter}` is missing"))?;
         let known = self.places.iter().find(|(other, _)| other == name).map(|(_, first)| *first);
@@ -74,7 +74,7 @@ impl<'a> Resolver<'a> {
         Ok(Inputs { places: first..first + operands.len(), name: parameter })
     }
 
-    /// The constant given for a parameter.
+    /// Constant argument.
     fn constant(&self, parameter: &str) -> Result<Option<&'a Value>, String> {
         match self.operand(parameter)? {
             None => Ok(None),
@@ -88,7 +88,7 @@ impl<'a> Resolver<'a> {
         value.tensor().map(Some).ok_or_else(|| format!("parameter `{parameter}` is not a tensor"))
     }
 
-    /// Integers, which may be computed.
+    /// Integers, constant or computed.
     pub fn integers(&mut self, parameter: &'static str) -> Result<Integers, String> {
         match self.operand(parameter)? {
             Some(Operand::Slot { .. }) => self.input(parameter).map(Integers::Computed),
@@ -100,12 +100,12 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    /// Constant integers, if the parameter is given.
+    /// Constant integers, if the parameter is present.
     pub fn known_integers(&self, parameter: &str) -> Result<Option<Numbers>, String> {
         self.constant_tensor(parameter)?.map(|tensor| integers_of(tensor, parameter)).transpose()
     }
 
-    /// One constant integer.
+    /// Constant integer.
     pub fn integer(&self, parameter: &str) -> Result<i64, String> {
         let integers = self.known_integers(parameter)?;
         match integers.ok_or_else(|| format!("parameter `{parameter}` is missing"))?.as_slice() {
@@ -114,41 +114,36 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    /// One constant integer, or what it is when left out.
-    pub fn integer_or(&self, parameter: &str, default: i64) -> Result<i64, String> {
-        if self.has(parameter) { self.integer(parameter) } else { Ok(default) }
-    }
-
-    /// One constant float, or what it is when left out; an integer counts as a float.
-    pub fn float_or(&self, parameter: &str, default: f32) -> Result<f32, String> {
-        let Some(tensor) = self.constant_tensor(parameter)? else { return Ok(default) };
-        match &tensor.data {
+    /// Constant float; an integer counts as a float.
+    pub fn float(&self, parameter: &str) -> Result<f32, String> {
+        let tensor = self.constant_tensor(parameter)?;
+        match &tensor.ok_or_else(|| format!("parameter `{parameter}` is missing"))?.data {
             TensorData::F32(v) if v.len() == 1 => Ok(v[0]),
             TensorData::I32(v) if v.len() == 1 => Ok(v[0] as f32),
             _ => Err(format!("parameter `{parameter}` takes one number")),
         }
     }
 
-    /// One constant boolean, or what it is when left out.
-    pub fn flag_or(&self, parameter: &str, default: bool) -> Result<bool, String> {
-        if self.has(parameter) { Ok(self.integer(parameter)? != 0) } else { Ok(default) }
+    /// Constant boolean.
+    pub fn flag(&self, parameter: &str) -> Result<bool, String> {
+        Ok(self.integer(parameter)? != 0)
     }
 
-    /// Constant booleans, if the parameter is given.
+    /// Constant booleans, if the parameter is present.
     pub fn flags(&self, parameter: &str) -> Result<Option<Vec<bool>>, String> {
         Ok(self.known_integers(parameter)?.map(|flags| flags.into_iter().map(|flag| flag != 0).collect()))
     }
 
-    /// A string, or what it is when left out.
-    pub fn text_or(&self, parameter: &str, default: &'a str) -> Result<&'a str, String> {
+    /// String.
+    pub fn text(&self, parameter: &str) -> Result<&'a str, String> {
         match self.constant(parameter)? {
-            None => Ok(default),
+            None => Err(format!("parameter `{parameter}` is missing")),
             Some(Value::Text(text)) => Ok(text),
             Some(_) => Err(format!("parameter `{parameter}` is not a string")),
         }
     }
 
-    /// The name of a state.
+    /// Name of a state.
     pub fn state(&self, parameter: &str) -> Result<Arc<str>, String> {
         match self.constant(parameter) {
             Ok(Some(Value::State(name))) => Ok(name.clone()),
@@ -156,7 +151,7 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    /// A matrix that inputs are multiplied with. A constant is made ready here.
+    /// Matrix operand of a product. A constant is loaded here.
     pub fn matrix(&mut self, parameter: &'static str) -> Result<Matrix, String> {
         match self.operand(parameter)? {
             Some(Operand::Constant(Value::Weight(weight))) => Ok(Matrix::Constant(weight.clone())),
@@ -167,7 +162,7 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    /// The declared element type of the first result.
+    /// Declared element type of the first result.
     pub fn dtype(&self) -> DataType {
         self.types.first().map_or(DataType::Fp32, |t| t.dtype)
     }

@@ -1,4 +1,4 @@
-//! Which slots of a cache a run writes, of the caches that are written through a mask.
+//! Cache slots that a run writes through a mask.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,33 +7,34 @@ use super::pool::Pool;
 use super::tensor::Tensor;
 use anec_kernels::dispatch::{Vectorize, vectorized};
 
-/// A slot that changes.
+/// Slot that changes.
 #[derive(Debug, PartialEq)]
 pub(super) struct SlotWrite {
-    /// Which slot.
+    /// Index of the slot.
     pub slot: usize,
-    /// What its content is multiplied with.
+    /// Factor of its previous content.
     pub keep: f32,
-    /// From the first to the last token that is added to it.
+    /// Tokens that are added to it, from the first to the last.
     pub tokens: Range<usize>,
 }
 
-/// The slots that masks change, each found once for all caches of a run that are written through it.
+/// Slots that masks change. Each mask is scanned once for all caches of a run that use it.
 #[derive(Default)]
 pub(super) struct SlotWrites {
-    found: Vec<Found>,
+    found: Vec<ScannedMask>,
 }
 
-/// What was found of the masks of a run, or memory for it.
+/// Slots of one mask of a run, or memory for reuse.
 #[derive(Default)]
-struct Found {
+struct ScannedMask {
     masks: Option<[Arc<Tensor>; 2]>,
     slots: Vec<SlotWrite>,
 }
 
 impl SlotWrites {
-    /// The slots that change, in order, by a mask `[…, S, T]` of T tokens and what is kept of each slot, `[…, S, 1]`. A slot
-    /// whose `keep` is 1 and whose row of the mask is zero stays what it is. `None` if they aren't of this type and size.
+    /// Slots that change, in order, for a mask `[…, S, T]` of `tokens` tokens and factors `keep` `[…, S, 1]`. A slot
+    /// doesn't change if its `keep` is 1 and its row of the mask is zero. `None` if the tensors have another type or
+    /// size.
     pub fn of(&mut self, mask: &Arc<Tensor>, keep: &Arc<Tensor>, tokens: usize) -> Option<&[SlotWrite]> {
         let same = |[m, k]: &[Arc<Tensor>; 2]| Arc::ptr_eq(m, mask) && Arc::ptr_eq(k, keep);
         let known = self.found.iter().position(|found| found.masks.as_ref().is_some_and(same));
@@ -43,9 +44,9 @@ impl SlotWrites {
                 let unused = self.found.iter().position(|found| found.masks.is_none());
                 let at = unused.unwrap_or(self.found.len());
                 if unused.is_none() {
-                    self.found.push(Found::default());
+                    self.found.push(ScannedMask::default());
                 }
-                let Found { masks, slots } = &mut self.found[at];
+                let ScannedMask { masks, slots } = &mut self.found[at];
                 find(mask.floats()?, keep.floats()?, tokens, slots)?;
                 *masks = Some([mask.clone(), keep.clone()]);
                 at
@@ -54,7 +55,7 @@ impl SlotWrites {
         Some(&self.found[at].slots)
     }
 
-    /// Forgets all, when a run ends.
+    /// Clears the slots at the end of a run.
     pub fn clear(&mut self, pool: &mut Pool) {
         for tensor in self.found.iter_mut().filter_map(|found| found.masks.take()).flatten() {
             pool.recycle(tensor);
@@ -62,9 +63,9 @@ impl SlotWrites {
     }
 }
 
-/// Puts the slots that change in place of others.
+/// Replaces `slots` by the slots that change.
 fn find(mask: &[f32], keep: &[f32], tokens: usize, slots: &mut Vec<SlotWrite>) -> Option<()> {
-    /// Slots that are looked at together.
+    /// Slots that are checked at a time.
     const BLOCK: usize = 64;
     slots.clear();
     if mask.len() != keep.len() * tokens {
@@ -72,7 +73,7 @@ fn find(mask: &[f32], keep: &[f32], tokens: usize, slots: &mut Vec<SlotWrite>) -
     }
     for (i, keep) in keep.chunks(BLOCK).enumerate() {
         let rows = &mask[i * BLOCK * tokens..][..keep.len() * tokens];
-        if vectorized(StaySame { keep, rows }) {
+        if vectorized(UnchangedCheck { keep, rows }) {
             continue;
         }
         for (r, keep) in keep.iter().enumerate() {
@@ -88,19 +89,19 @@ fn find(mask: &[f32], keep: &[f32], tokens: usize, slots: &mut Vec<SlotWrite>) -
     Some(())
 }
 
-/// Whether some slots stay as they are.
-struct StaySame<'a> {
+/// Checks whether slots stay unchanged.
+struct UnchangedCheck<'a> {
     keep: &'a [f32],
-    /// Of the mask.
+    /// Rows of the mask.
     rows: &'a [f32],
 }
 
-impl Vectorize for StaySame<'_> {
+impl Vectorize for UnchangedCheck<'_> {
     type Output = bool;
 
     #[inline(always)]
     fn run(self) -> bool {
-        // without an early end, so that it is done by whole vectors
+        // no early exit, so that the loop is vectorized
         let all = |values: &[f32], are: f32| values.iter().fold(true, |all, value| all & (*value == are));
         all(self.keep, 1.0) & all(self.rows, 0.0)
     }
@@ -116,7 +117,7 @@ mod tests {
         let mut mask = vec![0.0; slots * tokens];
         let mut keep = vec![1.0; slots];
         (mask[7 * tokens + 1], keep[7]) = (1.0, 0.0);
-        // two tokens with one between them, into a slot that keeps what it has
+        // two tokens with one between them, into a slot that keeps its content
         (mask[70 * tokens], mask[70 * tokens + 2]) = (0.5, 0.5);
         keep[149] = 0.25;
         let tensor = |values: &[f32], last| Arc::new(Tensor::new([1, 1, slots, last], values.to_vec()));
@@ -130,7 +131,7 @@ mod tests {
         assert_eq!(writes.of(&mask, &keep, tokens).unwrap(), expected);
         let place = writes.of(&mask, &keep, tokens).unwrap().as_ptr();
         assert_eq!(writes.found[0].slots.as_ptr(), place);
-        // another mask of the same run
+        // another mask in the same run
         let all = tensor(&vec![1.0; slots * tokens], tokens);
         assert_eq!(writes.of(&all, &keep, tokens).unwrap().len(), slots);
         assert_eq!(writes.of(&mask, &keep, tokens).unwrap(), expected);

@@ -1,35 +1,32 @@
-//! The states of a sequence.
+//! States of a sequence.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::memo::ProductMemo;
 use super::pool::Pool;
 use super::state_buffer::StateBuffer;
 use super::tensor::Tensor;
 
-/// The states of one sequence, by name. Functions that declare states of the same name share them. A clone is a
-/// snapshot: buffers are copied when one of the two is written.
+/// States of one sequence, by name. Functions that declare states of the same name share them. A clone is a snapshot:
+/// buffers are copied on write.
 #[derive(Clone, Default)]
 pub struct State {
     contents: BTreeMap<String, Content>,
-    /// Where products are remembered.
-    pub(super) memo: Option<Arc<ProductMemo>>,
 }
 
-/// What a state holds.
+/// Content of a state.
 #[derive(Clone, Default)]
 struct Content {
-    /// Missing while a run changes it.
+    /// Missing while a run modifies it.
     buffer: Option<StateBuffer>,
-    /// The slots, of a cache `[…, S, D]`, outside of which everything is zero; anything may be anywhere if there are none.
+    /// Slots of a cache `[…, S, D]` that may be non-zero; `None` if unknown.
     written: Option<Range<usize>>,
 }
 
 impl Content {
-    /// Makes everything zero, in place if nobody else has the buffer.
+    /// Sets all elements to zero, in place if the buffer isn't shared.
     fn clear(&mut self) {
         if let Some(buffer) = &mut self.buffer {
             buffer.clear(self.written.clone());
@@ -51,22 +48,22 @@ impl fmt::Debug for State {
 }
 
 impl State {
-    /// The contents, in the order of the names.
+    /// Buffers, in the order of the names.
     fn buffers(&self) -> impl Iterator<Item = Option<&StateBuffer>> {
         self.contents.values().map(|content| content.buffer.as_ref())
     }
 
-    /// The content of a state: its very buffer, unless it is held in half precision.
+    /// Content of a state: the buffer itself, unless it is in half precision.
     pub fn get(&self, name: &str) -> Option<Arc<Tensor>> {
         self.read(name, &mut Pool::default())
     }
 
-    /// Puts a content in place of a state's own, or adds a state.
+    /// Sets the content of a state, which is added if it is missing.
     pub fn set(&mut self, name: &str, tensor: Tensor) {
         self.put(name, Arc::new(tensor));
     }
 
-    /// From now on, the floats of a state are held in half precision: what is written to it is rounded to fp16.
+    /// Stores the floats of a state in half precision from now on: written values are rounded to fp16.
     pub fn hold_in_half_precision(&mut self, name: &str) {
         if let Some(content) = self.contents.get_mut(name) {
             let is_zero = content.written.as_ref().is_some_and(Range::is_empty);
@@ -87,24 +84,17 @@ impl State {
         self.contents.iter().filter(|(_, content)| content.buffer.is_some()).map(|(name, _)| name.as_str())
     }
 
-    /// From now on, products with weights are looked for in `memo` before they are computed, and put there. The results of
-    /// runs are the same, bit for bit.
-    pub fn remember(&mut self, memo: Arc<ProductMemo>) {
-        self.memo = Some(memo);
-    }
-
     /// Sets everything to zero.
     pub fn reset(&mut self) {
         self.contents.values_mut().for_each(Content::clear);
     }
 
-    /// The same memory, all zeros, for another sequence: what was written is cleared, which is less than all of a cache. `None`
-    /// if somebody else has a part of it, or a part is missing after an error.
-    pub fn emptied(mut self) -> Option<State> {
+    /// Returns this memory as zeros for another sequence; only written slots are cleared. `None` if a part is shared,
+    /// or missing after an error.
+    pub fn into_zeros(mut self) -> Option<State> {
         let own = |content: &mut Content| content.buffer.as_mut().is_some_and(StateBuffer::is_own);
         self.contents.values_mut().all(own).then(|| {
             self.reset();
-            self.memo = None;
             self
         })
     }
@@ -114,7 +104,7 @@ impl State {
         self.buffers().flatten().map(StateBuffer::bytes).sum()
     }
 
-    /// Adds the states of another that this one doesn't have, so that several executables can run on it.
+    /// Adds states of `other` that are missing here, so that several executables can run on one state.
     pub fn merge(&mut self, other: State) {
         for (name, content) in other.contents {
             let own = self.contents.entry(name).or_default();
@@ -124,7 +114,7 @@ impl State {
         }
     }
 
-    /// The buffer of a state, kept here as well.
+    /// Buffer of a state, shared with the caller.
     pub(super) fn share(&self, name: &str) -> Option<StateBuffer> {
         self.contents.get(name)?.buffer.clone()
     }
@@ -137,12 +127,12 @@ impl State {
         }
     }
 
-    /// The buffer of a state, which is missing until it is put back.
+    /// Takes the buffer of a state, which is missing until `put_back`.
     pub(super) fn take(&mut self, name: &str) -> Option<StateBuffer> {
         self.contents.get_mut(name)?.buffer.take()
     }
 
-    /// Puts back the buffer of a cache, of which no other slots than these were written.
+    /// Returns the buffer of a cache of which only `slots` were written.
     pub(super) fn put_back(&mut self, name: &str, buffer: StateBuffer, slots: Range<usize>) {
         let Some(content) = self.contents.get_mut(name) else { return };
         content.buffer = Some(buffer);
@@ -153,12 +143,12 @@ impl State {
         };
     }
 
-    /// The content of a state.
+    /// Content of a state.
     pub(super) fn read(&self, name: &str, pool: &mut Pool) -> Option<Arc<Tensor>> {
         Some(self.contents.get(name)?.buffer.as_ref()?.tensor(pool))
     }
 
-    /// The content of a state, which is missing until another one is put there, so that it can be changed in place.
+    /// Takes the content of a state for modification in place; it is missing until `put`.
     pub(super) fn read_to_write(&mut self, name: &str, pool: &mut Pool) -> Option<Arc<Tensor>> {
         let buffer = &mut self.contents.get_mut(name)?.buffer;
         match buffer.take() {
@@ -170,7 +160,7 @@ impl State {
         }
     }
 
-    /// Puts a content in, and gives a tensor that it replaces.
+    /// Sets the content of a state; returns the replaced tensor.
     pub(super) fn put(&mut self, name: &str, tensor: Arc<Tensor>) -> Option<Arc<Tensor>> {
         let content = match self.contents.get_mut(name) {
             Some(content) => content,

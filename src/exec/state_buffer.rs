@@ -1,5 +1,5 @@
-//! Memory of a state: a tensor as it is computed with, or floats in half precision, which take half of the room and are
-//! widened where they are used.
+//! Memory of a state: a tensor in f32, or floats in half precision, which take half the memory and are widened when
+//! they are used.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use super::pool::Pool;
 use super::tensor::{Tensor, TensorData, clear_slots};
 use anec_kernels::aligned_buf::AlignedBuf;
 
-/// The elements of a state. A clone is the same memory.
+/// Elements of a state. A clone shares the memory.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum StateBuffer {
-    /// As they are computed with.
+    /// Tensor as used in computations.
     Tensor(Arc<Tensor>),
-    /// Rounded to half precision when they were written.
+    /// Floats that were rounded to half precision when written.
     Half(Arc<HalfTensor>),
 }
 
@@ -30,7 +30,7 @@ pub(super) struct HalfTensor {
 }
 
 impl HalfTensor {
-    /// Zeros, which take no memory until something is written.
+    /// Zeros, which take no memory until they are written.
     fn zeros(shape: Vec<usize>) -> HalfTensor {
         let values = bytemuck::zeroed_vec(shape.iter().product());
         HalfTensor { shape, values }
@@ -46,7 +46,7 @@ impl StateBuffer {
         }
     }
 
-    /// Bytes that the elements have room for.
+    /// Capacity in bytes.
     pub fn bytes(&self) -> usize {
         match self {
             StateBuffer::Tensor(tensor) => tensor.data.bytes(),
@@ -54,8 +54,8 @@ impl StateBuffer {
         }
     }
 
-    /// Floats in half precision, to nearest even (what is beyond its range becomes infinite); other elements as they are. What
-    /// is known to be zero isn't looked at.
+    /// Converts floats to half precision (nearest even, infinite beyond the range); other elements stay. Elements known
+    /// to be zero aren't read.
     pub fn in_half_precision(self, is_zero: bool) -> StateBuffer {
         let StateBuffer::Tensor(tensor) = &self else { return self };
         let Some(values) = tensor.floats() else { return self };
@@ -66,7 +66,7 @@ impl StateBuffer {
         StateBuffer::Half(Arc::new(half))
     }
 
-    /// Another content in the same precision, and a tensor that is no longer needed.
+    /// Replaces the content, in the same precision; returns a tensor for reuse.
     pub fn replace(&mut self, tensor: Arc<Tensor>) -> Arc<Tensor> {
         match self {
             StateBuffer::Tensor(own) => std::mem::replace(own, tensor),
@@ -80,7 +80,7 @@ impl StateBuffer {
         }
     }
 
-    /// The content as it is computed with.
+    /// Content as a tensor for computations.
     pub fn tensor(&self, pool: &mut Pool) -> Arc<Tensor> {
         match self {
             StateBuffer::Tensor(tensor) => tensor.clone(),
@@ -88,8 +88,8 @@ impl StateBuffer {
         }
     }
 
-    /// Changes `length` floats from each of some places on, in place if nobody else has the memory; each place comes with what
-    /// `change` is told of it.
+    /// Modifies `length` floats at each of some positions, in place if the memory isn't shared. Each position comes
+    /// with an argument for `change`.
     pub fn change_each<T>(
         &mut self,
         pool: &mut Pool,
@@ -115,7 +115,7 @@ impl StateBuffer {
         }
     }
 
-    /// Whether nobody else has the memory.
+    /// Returns whether the memory isn't shared.
     pub fn is_own(&mut self) -> bool {
         match self {
             StateBuffer::Tensor(tensor) => Arc::get_mut(tensor).is_some(),
@@ -123,7 +123,7 @@ impl StateBuffer {
         }
     }
 
-    /// Makes everything zero, in place if nobody else has the memory: what lies outside of some slots is zero already.
+    /// Sets all elements to zero, in place if the memory isn't shared; elements outside of `slots` are zero already.
     pub fn clear(&mut self, slots: Option<Range<usize>>) {
         match self {
             StateBuffer::Tensor(tensor) => match Arc::get_mut(tensor) {

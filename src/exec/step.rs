@@ -8,36 +8,36 @@ use super::ops::{Conv, Linear, Matmul, ReadState, WriteState};
 use super::value::Value;
 use anec_mil::{DataType, TensorType};
 
-/// One op made ready.
+/// Compiled op.
 #[derive(Clone)]
 pub(super) struct Step {
-    /// The op's place in the function.
+    /// Position of the op in the function.
     pub place: usize,
     pub operator: &'static str,
     pub name: String,
     pub kernel: Arc<dyn Kernel>,
-    /// What the kernel is given, by place.
+    /// Arguments of the kernel, by position.
     pub operands: Vec<Operand>,
     pub types: Vec<TensorType>,
     pub outputs: Vec<Output>,
-    /// The results hold nothing but elements of the arguments.
+    /// Whether results only hold elements of the arguments.
     pub moves: bool,
     pub takes_state: bool,
 }
 
 impl Step {
-    /// The operand that an input of the kernel stands for.
+    /// Operand of an input of the kernel.
     pub fn operand(&self, input: Input) -> &Operand {
         &self.operands[input.place]
     }
 
-    /// The state that it reads or writes.
+    /// State that it reads or writes.
     pub fn state(&self) -> Option<&Arc<str>> {
         let read = self.kernel.is::<ReadState>().map(|read| &read.name);
         read.or_else(|| self.kernel.is::<WriteState>().map(|write| &write.name))
     }
 
-    /// Whether it multiplies something with a large constant.
+    /// Returns whether it multiplies with a large constant.
     pub fn multiplies_weight(&self) -> bool {
         let constant = |operand: &Operand| matches!(operand, Operand::Constant(Value::Weight(_)));
         let matmul = || self.kernel.is::<Matmul>().is_some() && self.operands.iter().any(constant);
@@ -51,7 +51,7 @@ impl Step {
     }
 }
 
-/// Where a result of a step goes.
+/// Destination of a result.
 #[derive(Clone)]
 pub(super) struct Output {
     pub name: String,

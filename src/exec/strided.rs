@@ -1,41 +1,41 @@
-//! Reading and writing part of a tensor, or its axes in another order: each axis has a step through the elements.
+//! Strided views: reading and writing parts of a tensor, or its axes in another order.
 
 use smallvec::SmallVec;
 
 use super::tensor::Dims;
 use anec_kernels::pool::{self, LARGE};
 
-/// Which elements of a tensor, in which order.
+/// Elements of a tensor in some order.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
-    /// The first element.
+    /// Index of the first element.
     pub offset: isize,
-    /// How many steps along each axis.
+    /// Number of elements along each axis.
     pub shape: Dims,
-    /// How far each step goes; negative ones go back, 0 repeats.
+    /// Step along each axis: negative goes back, 0 repeats.
     pub strides: SmallVec<[isize; 8]>,
 }
 
 impl View {
-    /// A tensor as it is.
+    /// All elements of a tensor of this shape.
     pub fn whole(shape: &[usize]) -> View {
         let strides = super::tensor::strides(shape).into_iter().map(|s| s as isize).collect();
         View { offset: 0, shape: shape.into(), strides }
     }
 
-    /// A single element, to which axes can be added.
+    /// Single element, to which axes can be added.
     pub fn scalar() -> View {
         View { offset: 0, shape: Dims::new(), strides: SmallVec::new() }
     }
 
-    /// `len` elements of an axis from `begin`, each `step` further.
+    /// Restricts an axis to `len` elements from `begin`, `step` apart.
     pub fn slice(&mut self, axis: usize, begin: usize, len: usize, step: isize) {
         self.offset += begin as isize * self.strides[axis];
         self.shape[axis] = len;
         self.strides[axis] *= step;
     }
 
-    /// The axes in another order.
+    /// Permutes the axes.
     pub fn permute(self, order: &[usize]) -> View {
         View {
             offset: self.offset,
@@ -44,7 +44,7 @@ impl View {
         }
     }
 
-    /// Sizes and steps of the axes, neighbours merged where one goes on from the other.
+    /// Sizes and steps of the axes, with adjacent axes merged where possible.
     fn merged(&self) -> SmallVec<[(usize, isize); 8]> {
         let mut axes = SmallVec::<[(usize, isize); 8]>::new();
         for (size, stride) in self.shape.iter().copied().zip(self.strides.iter().copied()) {
@@ -57,7 +57,7 @@ impl View {
         axes
     }
 
-    /// Calls `visit` with the first element, the number and the step of each innermost run, in row-major order.
+    /// Calls `visit` with the first element, length and step of each innermost run, in row-major order.
     fn for_each_run(&self, mut visit: impl FnMut(isize, usize, isize)) {
         if self.shape.contains(&0) {
             return;
@@ -67,7 +67,7 @@ impl View {
         self.for_each_place(&axes, |offset| visit(offset, length, step));
     }
 
-    /// Calls `visit` with each element of some axes, in row-major order.
+    /// Calls `visit` with the index of each element of some axes, in row-major order.
     fn for_each_place(&self, axes: &[(usize, isize)], mut visit: impl FnMut(isize)) {
         let mut index = Dims::from_elem(0, axes.len());
         let mut offset = self.offset;
@@ -91,26 +91,26 @@ impl View {
         }
     }
 
-    /// The elements, in row-major order.
+    /// Elements of the view, in row-major order.
     pub fn read<T: Copy + Send + Sync>(&self, from: &[T]) -> Vec<T> {
         let mut out = Vec::with_capacity(self.shape.iter().product());
         self.read_into(from, &mut out);
         out
     }
 
-    /// Appends the elements, in row-major order, to an empty vector.
+    /// Appends the elements of the view, in row-major order, to an empty vector.
     pub fn read_into<T: Copy + Send + Sync>(&self, from: &[T], out: &mut Vec<T>) {
         let count = self.shape.iter().product();
         if let [outer @ .., (rows, 1), (columns, step @ 1..)] = &self.merged()[..]
             && let Some(first) = from.first()
             && !self.shape.contains(&0)
         {
-            // matrices that are turned
+            // transposed matrices
             let (size, step) = ((*rows, *columns), *step as usize);
             let mut places = SmallVec::<[usize; 64]>::new();
             self.for_each_place(outer, |offset| places.push(offset as usize));
             out.resize(count, *first);
-            let part = |i: usize, out: &mut [T]| turn(&from[places[i]..], step, size, out);
+            let part = |i: usize, out: &mut [T]| transpose(&from[places[i]..], step, size, out);
             if count > LARGE {
                 pool::for_each_chunk(out, rows * columns, part);
             } else {
@@ -127,7 +127,7 @@ impl View {
         });
     }
 
-    /// Puts elements, given in row-major order, where this view says.
+    /// Writes elements in row-major order to the view.
     pub fn write<T: Copy>(&self, to: &mut [T], elements: &[T]) {
         let mut rest = elements;
         self.for_each_run(|offset, length, step| {
@@ -144,9 +144,9 @@ impl View {
     }
 }
 
-/// Writes `[rows, columns]` of a matrix that lies column after column, each `step` after the one before: block by block,
-/// so that memory is read from end to end, and what is read of a cache line is used before the line is gone.
-fn turn<T: Copy>(from: &[T], step: usize, (rows, columns): (usize, usize), out: &mut [T]) {
+/// Transposes: writes `[rows, columns]` of a matrix that is stored by columns, `step` apart, block by block, so that
+/// each cache line is used completely while it is cached.
+fn transpose<T: Copy>(from: &[T], step: usize, (rows, columns): (usize, usize), out: &mut [T]) {
     const BLOCK: usize = 16;
     for column in (0..columns).step_by(BLOCK) {
         let width = BLOCK.min(columns - column);
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_turned_matrix_is_read_whole_whatever_its_size() {
+    fn a_transposed_matrix_of_any_size_is_read_completely() {
         for (batch, rows, columns) in [(1, 1, 40), (2, 17, 33), (3, 16, 5), (1, 50, 64), (5, 90, 110)] {
             let data: Vec<usize> = (0..batch * rows * columns).collect();
             let turned = View::whole(&[batch, rows, columns]).permute(&[0, 2, 1]).read(&data);

@@ -1,23 +1,23 @@
-//! Tensors that are computed with: f32, i32 or bool elements in row-major order, whatever the declared type.
+//! Tensors in memory: f32, i32 or bool elements in row-major order, independent of the declared type.
 
 use std::ops::Range;
 
 use anec_mil::DataType;
 use smallvec::SmallVec;
 
-/// Sizes of or steps along the axes of a tensor, on the stack as long as there are few.
+/// Sizes or strides of a tensor's axes, on the stack if there are few.
 pub(crate) type Dims = SmallVec<[usize; 8]>;
 
-/// A tensor in memory.
+/// Tensor in memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     /// Sizes, outermost first; empty for a scalar.
     pub shape: Vec<usize>,
-    /// The elements in row-major order; as many as the product of the shape.
+    /// Elements in row-major order; their number is the product of the shape.
     pub data: TensorData,
 }
 
-/// The elements of a tensor. Every floating-point type is held as `f32`, every integer type as `i32`.
+/// Elements of a tensor. Every floating-point type is held as `f32`, every integer type as `i32`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TensorData {
     /// fp16, bf16, fp32, fp64.
@@ -38,12 +38,12 @@ impl TensorData {
         }
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes that the elements have room for.
+    /// Capacity in bytes.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             TensorData::F32(v) => size_of::<f32>() * v.capacity(),
@@ -52,7 +52,7 @@ impl TensorData {
         }
     }
 
-    /// What the elements are, in words.
+    /// Name of the element type in error messages.
     pub fn kind(&self) -> &'static str {
         match self {
             TensorData::F32(_) => "floats",
@@ -61,7 +61,7 @@ impl TensorData {
         }
     }
 
-    /// Whether elements of this declared type are held this way.
+    /// Returns whether elements of this declared type are held in this variant.
     pub fn holds(&self, dtype: DataType) -> bool {
         match self {
             TensorData::F32(_) => dtype.is_float(),
@@ -90,7 +90,7 @@ impl From<Vec<bool>> for TensorData {
 }
 
 impl Tensor {
-    /// A tensor of this shape; `data` has the product of `shape` elements.
+    /// Tensor of this shape; `data` has as many elements as the product of `shape`.
     pub fn new(shape: impl Into<Vec<usize>>, data: impl Into<TensorData>) -> Self {
         Tensor { shape: shape.into(), data: data.into() }
     }
@@ -115,7 +115,7 @@ impl Tensor {
         Tensor { shape, data }
     }
 
-    /// Zeros of this one's shape and kind.
+    /// Zeros of this tensor's shape and variant.
     pub(crate) fn zeros_like(&self) -> Self {
         let dtype = match self.data {
             TensorData::F32(_) => DataType::Fp32,
@@ -125,7 +125,7 @@ impl Tensor {
         Tensor::zeros(dtype, self.shape.clone())
     }
 
-    /// Makes some slots of a cache `[…, S, D]` zero, or everything.
+    /// Sets some slots of a cache `[…, S, D]`, or everything, to zero.
     pub(crate) fn clear_slots(&mut self, slots: Option<Range<usize>>) {
         match &mut self.data {
             TensorData::F32(elements) => clear_slots(elements, &self.shape, slots),
@@ -134,7 +134,7 @@ impl Tensor {
         }
     }
 
-    /// The floats, if it holds floats.
+    /// Floats of the tensor.
     pub fn floats(&self) -> Option<&[f32]> {
         match &self.data {
             TensorData::F32(v) => Some(v),
@@ -142,7 +142,7 @@ impl Tensor {
         }
     }
 
-    /// The integers, if it holds integers.
+    /// Integers of the tensor.
     pub fn integers(&self) -> Option<&[i32]> {
         match &self.data {
             TensorData::I32(v) => Some(v),
@@ -150,7 +150,7 @@ impl Tensor {
         }
     }
 
-    /// The booleans, if it holds booleans.
+    /// Booleans of the tensor.
     pub fn booleans(&self) -> Option<&[bool]> {
         match &self.data {
             TensorData::Bool(v) => Some(v),
@@ -163,13 +163,13 @@ impl Tensor {
         self.shape.len()
     }
 
-    /// Whether the data has as many elements as the shape says.
+    /// Returns whether the number of elements fits the shape.
     pub fn is_consistent(&self) -> bool {
         self.shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) == Some(self.data.len())
     }
 }
 
-/// Makes some slots of a cache `[…, S, D]` zero, or everything.
+/// Sets some slots of a cache `[…, S, D]`, or everything, to zero.
 pub(crate) fn clear_slots<T: Default + Clone>(elements: &mut [T], shape: &[usize], slots: Option<Range<usize>>) {
     let (part, of) = match (slots, shape) {
         (Some(slots), [.., count, width]) => (slots.start * width..slots.end * width, count * width),
@@ -178,7 +178,7 @@ pub(crate) fn clear_slots<T: Default + Clone>(elements: &mut [T], shape: &[usize
     elements.chunks_mut(of.max(1)).for_each(|matrix| matrix[part.clone()].fill(T::default()));
 }
 
-/// How far apart neighbours are along each axis of a row-major tensor.
+/// Strides of a row-major tensor.
 pub(crate) fn strides(shape: &[usize]) -> Dims {
     let mut strides = Dims::from_elem(1, shape.len());
     for axis in (0..shape.len().saturating_sub(1)).rev() {
@@ -187,7 +187,7 @@ pub(crate) fn strides(shape: &[usize]) -> Dims {
     strides
 }
 
-/// An axis counted from the front; negative ones count from the back.
+/// Index of an axis; negative ones count from the back.
 pub(crate) fn axis_index(axis: i64, rank: usize) -> Result<usize, String> {
     let index = if axis < 0 { axis + rank as i64 } else { axis };
     usize::try_from(index)
@@ -196,7 +196,7 @@ pub(crate) fn axis_index(axis: i64, rank: usize) -> Result<usize, String> {
         .ok_or_else(|| format!("axis {axis} is outside a tensor of rank {rank}"))
 }
 
-/// The shape that two shapes broadcast to, aligned at their last axes.
+/// Shape that two shapes broadcast to, aligned at their last axes.
 pub(crate) fn broadcast_shape(a: &[usize], b: &[usize]) -> Result<Dims, String> {
     let rank = a.len().max(b.len());
     let at = |shape: &[usize], i: usize| if i + shape.len() < rank { 1 } else { shape[i + shape.len() - rank] };
@@ -210,7 +210,7 @@ pub(crate) fn broadcast_shape(a: &[usize], b: &[usize]) -> Result<Dims, String> 
         .collect()
 }
 
-/// The strides with which a tensor of `shape` is read as if it had shape `to`: 0 along the axes it is repeated on.
+/// Strides for reading a tensor of `shape` as if it had shape `to`: 0 along broadcast axes.
 pub(crate) fn broadcast_strides(shape: &[usize], to: &[usize]) -> Dims {
     let own = strides(shape);
     let lead = to.len() - shape.len();
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_walk_visits_row_major() {
+    fn indices_are_visited_in_row_major_order() {
         let mut seen = Vec::new();
         for_each_index(&[2, 2], [&[1, 2]], |[o]| seen.push(o));
         assert_eq!(seen, [0, 2, 1, 3]);

@@ -1,4 +1,4 @@
-//! Functions as wholes: states, symbols, precision, sharing, errors.
+//! Tests of whole functions: states, symbols, precision, sharing, errors.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ fn compile(function: &Function, options: ExecOptions) -> Executable {
     Executable::compile(function, options, &WeightCache::new()).unwrap()
 }
 
-/// `out = weight x` for a symbolic number of tokens `T` of 1 to 8.
+/// `out = weight x` for a symbolic number of tokens `T` from 1 to 8.
 fn projection(weight: Constant) -> Function {
     let mut b = FunctionBuilder::new("main", Opset::CoreMl8);
     let tokens = b.symbol("T", SymbolRange::Range { lower: 1, upper: Some(8), default: 1 });
@@ -64,7 +64,7 @@ fn inputs_are_checked_before_anything_runs() {
     assert!(problem(&[("x", &Tensor::new([1, 2, 1, 1], vec![0.0; 3]))]).contains("3 elements"));
 }
 
-/// Writes `x` at `position` of a state of four, and gives the whole state.
+/// Writes `x` at `position` of a state of size four, and returns the whole state.
 fn cache() -> Function {
     let mut b = FunctionBuilder::new("main", Opset::CoreMl8);
     let x = b.input("x", TensorType::new(DataType::Fp16, [1u64]));
@@ -81,7 +81,7 @@ fn cache() -> Function {
     b.finish().unwrap()
 }
 
-/// Runs [`cache`], and gives its output.
+/// Runs [`cache`] and returns its output.
 fn write_to(executable: &Executable, state: &mut State, value: f32, position: i32) -> Vec<f32> {
     let x = Tensor::new([1], vec![value]);
     let (begin, end) = (Tensor::new([1], vec![position]), Tensor::new([1], vec![position + 1]));
@@ -90,14 +90,14 @@ fn write_to(executable: &Executable, state: &mut State, value: f32, position: i3
 }
 
 #[test]
-fn a_state_in_half_precision_holds_rounded_numbers_in_half_of_the_room() {
+fn a_state_in_half_precision_holds_rounded_numbers_in_half_the_memory() {
     let executable = compile(&cache(), F32);
     let mut state = executable.new_state();
     let wide = state.bytes();
     state.hold_in_half_precision("cache");
     assert_eq!(2 * state.bytes(), wide);
     let write = |state: &mut State, value: f32, position: i32| write_to(&executable, state, value, position);
-    // to nearest even, and beyond the range
+    // nearest even, and beyond the range
     assert_eq!(write(&mut state, 1.0 + 1.0 / 2048.0, 1), [0.0, 2.0, 0.0, 0.0]);
     let snapshot = state.clone();
     assert_eq!(write(&mut state, 1e6, 3), [0.0, 2.0, 0.0, f32::INFINITY]);
@@ -105,13 +105,13 @@ fn a_state_in_half_precision_holds_rounded_numbers_in_half_of_the_room() {
     state.set("cache", Tensor::new([4], vec![0.1; 4]));
     assert_eq!(state.get("cache").unwrap().floats().unwrap(), [f16::from_f32(0.1).to_f32(); 4]);
     assert_eq!(2 * state.bytes(), wide, "what is put in takes no more room");
-    // what somebody else has stays there
+    // a shared buffer stays unchanged
     let held = state.clone();
     state.reset();
     assert_eq!(write(&mut state, 2.0, 0), [4.0, 0.0, 0.0, 0.0]);
     assert_eq!(held.get("cache").unwrap().floats().unwrap(), [f16::from_f32(0.1).to_f32(); 4]);
-    let emptied = state.emptied().unwrap();
-    assert_eq!((2 * emptied.bytes(), emptied.get("cache").unwrap().floats().unwrap()), (wide, &[0.0; 4][..]));
+    let into_zeros = state.into_zeros().unwrap();
+    assert_eq!((2 * into_zeros.bytes(), into_zeros.get("cache").unwrap().floats().unwrap()), (wide, &[0.0; 4][..]));
 }
 
 #[test]
@@ -132,8 +132,8 @@ fn states_persist_and_a_clone_is_a_snapshot() {
     assert_eq!(address(&state), place, "nor is another buffer needed for zeros");
     assert_eq!(write(&mut state, 1.0, 0), [2.0, 0.0, 0.0, 0.0]);
     let held = state.clone();
-    assert_eq!(state.emptied(), None, "a snapshot has the buffer, too");
-    assert_eq!(held.emptied(), Some(executable.new_state()));
+    assert_eq!(state.into_zeros(), None, "a snapshot has the buffer, too");
+    assert_eq!(held.into_zeros(), Some(executable.new_state()));
     let missing = executable.run(
         &[
             ("x", &Tensor::new([1], vec![0.0])),
@@ -254,7 +254,7 @@ fn errors_name_the_op_and_the_shapes() {
     assert!(problem.contains("(add)") && problem.contains("[2]") && problem.contains("[3]"), "{problem}");
 }
 
-/// `softmax(q kᵀ + mask) v` of so many heads of queries over one of keys and values.
+/// `softmax(q kᵀ + mask) v` with `heads` heads of queries and one of keys and values.
 fn attention(heads: usize, tokens: usize, slots: usize) -> Function {
     let mut b = FunctionBuilder::new("main", Opset::CoreMl8);
     let mut input =
@@ -299,7 +299,7 @@ fn threads_that_share_a_head_give_each_row_the_bits_that_it_has_alone() {
 }
 
 #[test]
-fn what_a_group_repeats_is_there_for_others_too() {
+fn a_step_copied_into_a_group_stays_available_to_other_steps() {
     let mut b = FunctionBuilder::new("main", Opset::CoreMl8);
     let ty = |shape: [u64; 4]| TensorType::new(DataType::Fp16, shape);
     let (q, mask) = (b.input("q", ty([1, 2, 1, 8])), b.input("mask", ty([1, 1, 1, 16])));
@@ -329,8 +329,8 @@ fn what_a_group_repeats_is_there_for_others_too() {
     assert!(apart.fold(0.0, f32::max) < 1e-6);
 }
 
-/// Attention of heads over rows of a state and over what a call appends to them, and the write of the state through a mask: a layer's
-/// keys and values are two rows of four.
+/// Attention of heads over rows of a state joined with keys and values of the call, and the masked write of the state:
+/// a layer's keys and values are two rows of four.
 fn attention_over_joined(tokens: usize, slots: usize) -> Function {
     let mut b = FunctionBuilder::new("main", Opset::CoreMl8);
     let ty = |shape: [usize; 4]| TensorType::new(DataType::Fp16, shape.map(|size| size as u64));

@@ -1,25 +1,25 @@
-//! What an argument of an op is when the op runs.
+//! Arguments of ops at run time.
 
 use std::sync::Arc;
 
 use super::tensor::Tensor;
 use super::weight::LoadedWeight;
 
-/// What an argument is when an op runs.
+/// Argument of an op at run time.
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
-    /// A tensor; shared as long as another op needs it.
+    /// Tensor, shared while another op needs it.
     Tensor(Arc<Tensor>),
-    /// A large constant in its stored form.
+    /// Large constant in its stored form.
     Weight(Arc<LoadedWeight>),
-    /// A string constant.
+    /// String constant.
     Text(Arc<str>),
-    /// A state, by name.
+    /// Name of a state.
     State(Arc<str>),
 }
 
 impl Value {
-    /// As a tensor, which strings and states aren't.
+    /// Tensor of the value; strings and states have none.
     pub fn tensor(&self) -> Option<&Arc<Tensor>> {
         match self {
             Value::Tensor(tensor) => Some(tensor),

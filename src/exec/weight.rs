@@ -1,5 +1,5 @@
-//! Constants in memory. Small ones are tensors; large ones stay in the form they are stored in and are expanded, a few
-//! rows at a time, inside the kernels.
+//! Constants in memory. Small ones are tensors; large ones stay in their stored form and are expanded inside the
+//! kernels, a few rows at a time.
 
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
@@ -15,10 +15,10 @@ use anec_kernels::product::Activations;
 use anec_kernels::weight::{Elements, Scales, StoredWeight};
 use anec_mil::{Constant, DataType};
 
-/// Floating-point constants of fewer elements than this become plain tensors.
+/// Floating-point constants with fewer elements become tensors.
 pub(crate) const SMALL: usize = 1024;
 
-/// A large constant, seen as rows: the first axis by all the others.
+/// Large constant as rows: the first axis by all others.
 #[derive(Debug)]
 pub struct LoadedWeight {
     stored: StoredWeight,
@@ -26,28 +26,28 @@ pub struct LoadedWeight {
 }
 
 impl LoadedWeight {
-    /// A weight that is stored uncompressed.
+    /// Uncompressed weight.
     pub(crate) fn plain(shape: Vec<usize>, elements: Arc<Elements>) -> Self {
         LoadedWeight { stored: StoredWeight::plain(shape, elements), dense: OnceLock::new() }
     }
 
-    /// A tensor of floats.
+    /// Weight of a tensor of floats.
     pub(crate) fn of(tensor: &Tensor) -> Option<Self> {
         let elements = Elements::F32(tensor.floats()?.to_vec().into());
         Some(LoadedWeight::plain(tensor.shape.clone(), Arc::new(elements)))
     }
 
-    /// A weight of bytes and scales.
+    /// Weight of bytes and scales.
     pub(crate) fn scaled(shape: Vec<usize>, elements: Arc<Elements>, scales: Scales) -> Self {
         LoadedWeight { stored: StoredWeight::scaled(shape, elements, scales), dense: OnceLock::new() }
     }
 
-    /// A weight of codes, tables and scales.
+    /// Weight of codes, tables and scales.
     pub(crate) fn coded(shape: Vec<usize>, elements: Arc<Elements>, tables: CodeTables, scales: Scales) -> Self {
         LoadedWeight { stored: StoredWeight::coded(shape, elements, tables, scales), dense: OnceLock::new() }
     }
 
-    /// The whole of it as a tensor; made once and kept.
+    /// The whole weight as a tensor, computed once.
     pub(crate) fn dense(&self) -> &Arc<Tensor> {
         self.dense.get_or_init(|| {
             let mut out = vec![0.0; self.shape().iter().product()];
@@ -65,7 +65,7 @@ impl Deref for LoadedWeight {
     }
 }
 
-/// The elements of a constant's bytes, in the form in which a product takes them; `None` for types without one.
+/// Elements of a constant in the form that products take; `None` for types without such a form.
 pub(crate) fn decode_elements(dtype: DataType, bytes: &[u8]) -> Option<Elements> {
     Some(match dtype {
         DataType::Fp16 => Elements::F16(bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect()),
@@ -76,7 +76,7 @@ pub(crate) fn decode_elements(dtype: DataType, bytes: &[u8]) -> Option<Elements>
     })
 }
 
-/// Whether elements of a type are few enough to be looked up in a table.
+/// Returns whether elements of this type are looked up in a table.
 pub(crate) fn is_code(dtype: DataType) -> bool {
     dtype.is_integer() && dtype.bits() <= 8
 }
@@ -91,7 +91,7 @@ fn decode_floats(dtype: DataType, bytes: &[u8]) -> Option<Vec<f32>> {
     })
 }
 
-/// The integers of a packed constant; 64-bit and unsigned 32-bit values that don't fit are clamped to `i32`.
+/// Integers of a packed constant; 64-bit and unsigned 32-bit values that don't fit are clamped to `i32`.
 pub(crate) fn decode_integers(dtype: DataType, bytes: &[u8], count: usize) -> Option<Vec<i32>> {
     let clamp = |v: i64| v.clamp(i32::MIN.into(), i32::MAX.into()) as i32;
     Some(match dtype {
@@ -113,7 +113,7 @@ pub(crate) fn decode_integers(dtype: DataType, bytes: &[u8], count: usize) -> Op
     })
 }
 
-/// Unsigned elements of `bits` < 8 bits, packed least significant bit first across byte borders.
+/// Unsigned elements of `bits` < 8 bits, packed least significant bit first across byte boundaries.
 fn unpack(bytes: &[u8], bits: usize, count: usize) -> impl Iterator<Item = i32> + '_ {
     (0..count).map(move |i| {
         let (byte, shift) = (i * bits / 8, i * bits % 8);
@@ -123,12 +123,12 @@ fn unpack(bytes: &[u8], bits: usize, count: usize) -> impl Iterator<Item = i32> 
     })
 }
 
-/// The shape of a constant.
+/// Shape of a constant.
 pub(crate) fn constant_shape(constant: &Constant) -> Vec<usize> {
     constant.ty.shape.iter().map(|d| d.fixed().unwrap_or(0) as usize).collect()
 }
 
-/// A constant as a tensor, whatever its type; strings have none.
+/// Constant as a tensor; `None` for strings.
 pub(crate) fn constant_tensor(constant: &Constant) -> Result<Option<Tensor>> {
     let shape = constant_shape(constant);
     let dtype = constant.ty.dtype;
@@ -143,14 +143,14 @@ pub(crate) fn constant_tensor(constant: &Constant) -> Result<Option<Tensor>> {
     Ok(data.map(|data| Tensor { shape, data }))
 }
 
-/// `weight x + bias` of some tokens.
+/// `weight x + bias` for some tokens.
 pub(crate) struct WeightProduct<'c> {
     pub weight: &'c LoadedWeight,
     pub activations: Activations,
     pub bias: Option<&'c [f32]>,
     pub x: (&'c [f32], MatrixLayout),
     pub tokens: usize,
-    /// Shape of the result, and where its elements lie.
+    /// Shape of the result, and its layout.
     pub shape: Dims,
     pub layout: MatrixLayout,
 }

@@ -1,4 +1,4 @@
-//! What the functions of a model share: the bytes of weights, and the memory of runs.
+//! Weights and run memory shared by the functions of a model.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -16,30 +16,29 @@ use anec_kernels::weight::Elements;
 use anec_mil::constant::Data;
 use anec_mil::{Constant, Content, DataType};
 
-/// A content, kept so that its address stays its own, and its elements.
-type Held = (Arc<dyn Content>, Arc<Elements>);
+/// Content, kept so that its address stays unique, with its elements.
+type CachedWeight = (Arc<dyn Content>, Arc<Elements>);
 
-/// The bytes of weights by the content they come from, so that functions which use the same weights hold them once, and the
-/// memory of their runs.
+/// Loaded weights by their content, so that functions with the same weights share them, and the memory of runs.
 #[derive(Default)]
 pub struct WeightCache {
-    held: Mutex<HashMap<(usize, DataType), Held>>,
+    held: Mutex<HashMap<(usize, DataType), CachedWeight>>,
     arena: Arena,
     workspaces: Workspaces,
 }
 
 impl WeightCache {
-    /// An empty cache.
+    /// Empty cache.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What runs of all functions work with.
+    /// Memory of runs of all functions.
     pub(super) fn workspaces(&self) -> &Workspaces {
         &self.workspaces
     }
 
-    /// Bytes that the weights take in memory.
+    /// Bytes of the loaded weights.
     pub fn bytes(&self) -> usize {
         let held = self.held.lock().unwrap_or_else(|e| e.into_inner());
         let size = |elements: &Elements| match elements {
@@ -51,20 +50,20 @@ impl WeightCache {
         held.values().map(|(_, elements)| size(elements)).sum()
     }
 
-    /// Gives back the memory of weights that no executable uses any more.
+    /// Frees weights that no executable uses any more.
     pub fn release_unused(&self) {
         let mut held = self.held.lock().unwrap_or_else(|e| e.into_inner());
         held.retain(|_, (_, elements)| Arc::strong_count(elements) > 1);
     }
 
-    /// The elements of a floating-point constant, or of one of integers of no more than eight bits, of which only signed
-    /// bytes aren't codes; `None` for other types.
+    /// Elements of a floating-point constant, or of integers with up to eight bits (all but signed bytes are codes);
+    /// `None` for other types.
     pub(crate) fn elements(&self, constant: &Constant) -> Result<Option<Arc<Elements>>> {
         self.elements_as(constant, constant.ty.dtype)
     }
 
-    /// The same, of a constant whose bytes hold packed elements of a type. Bits that pad the last byte may come as further
-    /// elements.
+    /// Elements of a constant whose bytes hold packed elements of `dtype`. Padding bits of the last byte may appear as
+    /// further elements.
     pub(crate) fn elements_as(&self, constant: &Constant, dtype: DataType) -> Result<Option<Arc<Elements>>> {
         let Data::Content(content) = &constant.data else {
             return Ok(decode_elements(dtype, &constant.bytes()?).map(Arc::new));
@@ -79,10 +78,10 @@ impl WeightCache {
     }
 }
 
-/// Bytes read at a time by one thread.
+/// Bytes that one thread reads at a time.
 const PIECE: u64 = 4 << 20;
 
-/// Fills `out` with a content from its start, in parallel pieces.
+/// Fills `out` with a content from its start, in parallel.
 fn read_all(content: &dyn Content, out: &mut [u8]) -> Result<()> {
     content.prepare()?;
     let granule = content.granule().max(1);
@@ -91,7 +90,7 @@ fn read_all(content: &dyn Content, out: &mut [u8]) -> Result<()> {
 }
 
 impl WeightCache {
-    /// The elements of a content, in the form they are kept in.
+    /// Loads the elements of a content.
     fn load(&self, dtype: DataType, content: &dyn Content) -> Result<Option<Elements>> {
         let length = content.length() as usize;
         Ok(Some(match dtype {
@@ -111,12 +110,12 @@ impl WeightCache {
         }))
     }
 
-    /// So many bytes of a content, as they are.
+    /// Reads `length` bytes of a content unchanged.
     fn read<T: Pod>(&self, length: usize, content: &dyn Content) -> Result<ArenaVec<T>> {
         self.arena.filled(length / size_of::<T>(), |values| read_all(content, bytemuck::cast_slice_mut(values)))
     }
 
-    /// Elements made by decoding, kept like those that are read.
+    /// Moves decoded elements into the arena.
     pub(crate) fn keep(&self, elements: Elements) -> Elements {
         match elements {
             Elements::F32(values) => Elements::F32(self.copied(&values)),

@@ -1,4 +1,4 @@
-//! What a run works with, kept from run to run so that the next one finds it, whatever sequence it is for.
+//! Memory of runs, reused by later runs of any sequence.
 
 use std::sync::Arc;
 
@@ -8,22 +8,22 @@ use super::tensor::Tensor;
 use super::value::Value;
 use anec_base::IdlePool;
 
-/// Most bytes of tensors that are kept in workspaces without a run.
-const MOST_BYTES: usize = 128 << 20;
+/// Maximum bytes of tensors in idle workspaces.
+const MAX_BYTES: usize = 128 << 20;
 
-/// Workspaces of the executables of a model that no run has. There are as many as there were runs at a time: a sequence that
-/// begins finds the memory that another one left, which the system need not clear once more.
+/// Idle workspaces of a model's executables, as many as there were concurrent runs. A new sequence reuses the memory of
+/// a previous one, which saves the system clearing new pages.
 #[derive(Clone)]
 pub(super) struct Workspaces(Arc<IdlePool<Workspace>>);
 
 impl Default for Workspaces {
     fn default() -> Self {
-        Workspaces(Arc::new(IdlePool::new(MOST_BYTES, |workspace| workspace.pool.bytes())))
+        Workspaces(Arc::new(IdlePool::new(MAX_BYTES, |workspace| workspace.pool.bytes())))
     }
 }
 
 impl Workspaces {
-    /// One for a run of a function with so many values: the one that was given back last, or a new one.
+    /// Workspace for a run with `slots` values: the one that was returned last, or a new one.
     pub fn take(&self, slots: usize) -> Workspace {
         let mut workspace = self.0.take().unwrap_or_default();
         workspace.pool.begin_run();
@@ -31,30 +31,29 @@ impl Workspaces {
         workspace
     }
 
-    /// Takes one back from a run that has ended.
+    /// Takes a workspace back after a run.
     pub fn give(&self, mut workspace: Workspace) {
         workspace.clear();
         self.0.give(workspace);
     }
 }
 
-/// Values of a run, and room for the arguments and results of one step.
+/// Values of a run, and memory for the arguments and results of one step.
 #[derive(Default)]
 pub(super) struct Workspace {
-    /// Values that have been computed and are still needed.
+    /// Computed values that are still needed.
     pub slots: Vec<Option<Arc<Tensor>>>,
-    /// Arguments of a step.
+    /// Arguments of the current step.
     pub values: Vec<Option<Value>>,
-    /// Results of a step.
+    /// Results of the current step.
     pub results: Vec<Arc<Tensor>>,
-    /// Tensors that nobody needs.
+    /// Free tensors.
     pub pool: Pool,
-    /// Slots of caches that the run writes.
+    /// Cache slots that the run writes.
     pub slot_writes: SlotWrites,
 }
 
 impl Workspace {
-    /// Gives up all values.
     fn clear(&mut self) {
         self.slot_writes.clear(&mut self.pool);
         for tensor in self.slots.drain(..).flatten().chain(self.results.drain(..)) {
@@ -73,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_finds_the_memory_of_one_that_has_ended() {
+    fn a_run_reuses_the_memory_of_an_earlier_run() {
         let workspaces = Workspaces::default();
         let place = |workspace: &mut Workspace| {
             let tensor = workspace.pool.filled(&[1000], 0f32);
@@ -89,11 +88,11 @@ mod tests {
     }
 
     #[test]
-    fn what_idle_workspaces_keep_has_an_end() {
+    fn idle_workspaces_keep_a_bounded_amount_of_memory() {
         let workspaces = Workspaces::default();
         let mut taken = [(); 5].map(|()| workspaces.take(0));
         for workspace in &mut taken {
-            let tensor = workspace.pool.filled(&[MOST_BYTES / 4], true);
+            let tensor = workspace.pool.filled(&[MAX_BYTES / 4], true);
             workspace.pool.recycle(tensor);
         }
         taken.into_iter().for_each(|workspace| workspaces.give(workspace));

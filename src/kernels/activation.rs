@@ -1,9 +1,11 @@
-//! Exponentials and what is made of them, written without branches so that the compiler turns them into vector code.
+//! Exponentials and activations, without branches so that the compiler vectorizes them.
+
+use crate::vectorized_fn;
 
 /// `e^x` within 2 units in the last place; infinite above 88.73, 0 below -103.98.
 ///
-/// Cephes' scheme: `x = n ln 2 + r`, a polynomial of degree 6 in `r`, and `2^n` put into the exponent in two halves so
-/// that neither end of the range is lost.
+/// Cephes' scheme: `x = n ln 2 + r`, a polynomial of degree 6 in `r`, and `2^n` applied in two halves so that neither
+/// end of the range is lost.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     // adding 1.5 * 2^23 leaves the rounded integer in the low bits
@@ -37,7 +39,7 @@ pub fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
 }
 
-/// The hyperbolic tangent; near 0 by Cephes' polynomial, which keeps the relative error small there.
+/// Hyperbolic tangent; near 0 by Cephes' polynomial, which keeps the relative error small.
 #[inline(always)]
 pub fn tanh(x: f32) -> f32 {
     let z = x * x;
@@ -51,14 +53,14 @@ pub fn tanh(x: f32) -> f32 {
     if x.abs() < 0.625 { near } else { far }
 }
 
-/// GELU by its tanh approximation.
+/// GELU in its tanh approximation.
 #[inline(always)]
 pub fn gelu_tanh(x: f32) -> f32 {
     // sqrt(2 / pi)
     0.5 * x * (1.0 + tanh(0.797_884_6 * (x + 0.044_715 * x * x * x)))
 }
 
-/// GELU by its sigmoid approximation.
+/// GELU in its sigmoid approximation.
 #[inline(always)]
 pub fn gelu_sigmoid(x: f32) -> f32 {
     x / (1.0 + exp(-1.702 * x))
@@ -69,11 +71,11 @@ pub fn gelu(x: f32) -> f32 {
     (0.5 * f64::from(x) * erfc(-f64::from(x) * std::f64::consts::FRAC_1_SQRT_2)) as f32
 }
 
-/// The error function.
+/// Error function.
 pub fn erf(x: f32) -> f32 {
     let x = f64::from(x);
     if x.abs() < 0.1 {
-        // the series, since 1 - erfc(x) cancels here
+        // series, since 1 - erfc(x) cancels here
         let z = x * x;
         return (std::f64::consts::FRAC_2_SQRT_PI
             * x
@@ -82,8 +84,8 @@ pub fn erf(x: f32) -> f32 {
     (1.0 - erfc(x)) as f32
 }
 
-/// The complementary error function within a relative error of 1.2e-7 (a Chebyshev fit, Press et al., Numerical
-/// Recipes, section 6.2).
+/// Complementary error function within a relative error of 1.2e-7 (a Chebyshev fit, Press et al., Numerical Recipes,
+/// section 6.2).
 fn erfc(x: f64) -> f64 {
     const FIT: [f64; 10] = [
         -1.26551223,
@@ -103,37 +105,16 @@ fn erfc(x: f64) -> f64 {
     if x >= 0.0 { value } else { 2.0 - value }
 }
 
-/// Applies one of the functions above to a slice, with the processor's vector unit. A value has the same bits on all.
+/// Functions that replace each value of a slice. A value has the same bits for every instruction set.
 macro_rules! map_in_place {
-    ($($(#[$doc:meta])* $name:ident => $function:expr;)*) => {$(
-        $(#[$doc])*
-        pub fn $name(values: &mut [f32]) {
-            #[inline(always)]
-            fn body(values: &mut [f32]) {
+    ($($(#[$doc:meta])* $name:ident => $function:ident;)*) => {$(
+        vectorized_fn! {
+            $(#[$doc])*
+            pub fn $name<'a>(values: &'a mut [f32]) -> () = |values: &mut [f32]| {
                 for value in values {
                     *value = $function(*value);
                 }
             }
-            #[cfg(target_arch = "x86_64")]
-            {
-                #[target_feature(enable = "avx2")]
-                fn by_eight(values: &mut [f32]) {
-                    body(values);
-                }
-                #[target_feature(enable = "avx512f,avx512dq")]
-                fn by_sixteen(values: &mut [f32]) {
-                    body(values);
-                }
-                if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq") {
-                    // SAFETY: the features were just found.
-                    return unsafe { by_sixteen(values) };
-                }
-                if is_x86_feature_detected!("avx2") {
-                    // SAFETY: as above.
-                    return unsafe { by_eight(values) };
-                }
-            }
-            body(values);
         }
     )*};
 }

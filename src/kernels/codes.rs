@@ -1,9 +1,10 @@
-//! Codes of one to eight bits, packed least significant bit first, and the tables of numbers that they stand for.
+//! Codes of one to eight bits, packed least significant bit first, and their tables of numbers.
 
-use super::memory::ArenaVec;
 #[cfg(target_arch = "x86_64")]
-use super::planes::BytePlanes;
-use super::simd::{Dispatch, Kernel, Lanes, Widest};
+use super::byte_planes::BytePlanes;
+use super::dispatch::with_lanes;
+use super::memory::ArenaVec;
+use super::simd::{Kernel, Lanes};
 
 /// Packed codes.
 #[derive(Debug)]
@@ -13,10 +14,10 @@ pub struct PackedCodes {
 }
 
 impl PackedCodes {
-    /// Codes of so many bits, one after another across byte borders.
+    /// Packs codes of `bits` bits, contiguous across byte boundaries.
     ///
     /// # Panics
-    /// If codes of so many bits aren't known: 1, 2, 3, 4, 6 and 8 are.
+    /// If `bits` isn't 1, 2, 3, 4, 6 or 8.
     pub fn new(bits: usize, bytes: ArenaVec<u8>) -> Self {
         assert!(matches!(bits, 1..=4 | 6 | 8), "codes of {bits} bits");
         PackedCodes { bits, bytes }
@@ -27,35 +28,35 @@ impl PackedCodes {
         self.bits
     }
 
-    /// As they are stored.
+    /// Stored bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// How many there are, with those that fill the last byte.
+    /// Number of codes, including padding of the last byte.
     pub fn len(&self) -> usize {
         self.bytes.len() * 8 / self.bits
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no codes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Writes `table[code] * scale` for codes from `from` on to `out`, which says how many.
+    /// Writes `table[code] * scale` for `out.len()` codes from `from` on.
     ///
     /// # Panics
     /// If there are fewer codes.
     pub fn expand(&self, from: usize, table: &CodeTable<'_>, scale: f32, out: &mut [f32]) {
         assert!(table.bits == self.bits && from <= self.len() && out.len() <= self.len() - from);
-        Widest.run(Expand { codes: self, from, table, scale, out });
+        with_lanes(Expand { codes: self, from, table, scale, out });
     }
 
-    /// As [`expand`](Self::expand), within a kernel.
+    /// Does the work of [`expand`](Self::expand) within a kernel.
     ///
     /// # Safety
-    /// The processor has the instruction set of `L`; there are `count` codes from `from` on, the table is for codes of so
-    /// many bits, and `out` has room.
+    /// The processor has the instruction set of `L`; there are `count` codes from `from` on, the table is for codes of
+    /// as many bits, and `out` has room.
     #[inline(always)]
     pub(super) unsafe fn expand_at<L: Lanes>(
         &self,
@@ -80,14 +81,14 @@ impl PackedCodes {
     }
 }
 
-/// What the codes of some rows stand for.
+/// Table of the codes of some rows.
 #[derive(Clone, Copy, Debug)]
 pub struct CodeTable<'a> {
     bits: usize,
     values: &'a [f32],
 }
 
-/// Tables, each for equally many rows.
+/// Tables, each for the same number of rows.
 #[derive(Debug)]
 pub struct CodeTables {
     bits: usize,
@@ -97,14 +98,14 @@ pub struct CodeTables {
     planes: Option<BytePlanes>,
 }
 
-/// Numbers of the shortest table: those that a vector holds.
+/// Minimum length of a table: that of a vector.
 const SHORTEST: usize = 16;
 
 impl CodeTables {
-    /// Tables for codes of so many bits, one after another, of which each is for `rows` rows.
+    /// Tables for codes of `bits` bits, one after another, each for `rows` rows.
     ///
     /// # Panics
-    /// If the numbers aren't whole tables of `entries`, or a table has more than there are codes.
+    /// If the numbers aren't whole tables of `entries`, or a table has more entries than there are codes.
     pub fn new(bits: usize, entries: usize, values: &[f32], rows: usize) -> Self {
         assert!(bits <= 8 && rows > 0 && (1..=1 << bits).contains(&entries) && values.len().is_multiple_of(entries));
         let with_stride = |stride: usize| {
@@ -123,20 +124,20 @@ impl CodeTables {
         }
     }
 
-    /// The numbers as bytes, if they can be written so.
+    /// Numbers as bytes, if they have that form.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn planes(&self) -> Option<&BytePlanes> {
         self.planes.as_ref()
     }
 
-    /// Which table a row has.
+    /// Index of a row's table.
     #[cfg(target_arch = "x86_64")]
     #[inline]
     pub(super) fn of(&self, row: usize) -> usize {
         row / self.rows
     }
 
-    /// Rows that have a table.
+    /// Number of rows with tables.
     pub fn rows(&self) -> usize {
         self.values.len() / SHORTEST.max(1 << self.bits) * self.rows
     }
@@ -146,7 +147,7 @@ impl CodeTables {
         self.bits
     }
 
-    /// The table of a row.
+    /// Table of a row.
     #[inline(always)]
     pub fn of_row(&self, row: usize) -> CodeTable<'_> {
         let stride = SHORTEST.max(1 << self.bits);
@@ -173,10 +174,10 @@ impl Kernel for Expand<'_> {
     }
 }
 
-/// The code at a place.
+/// Code at a position.
 ///
 /// # Safety
-/// It is there.
+/// The code exists.
 #[inline(always)]
 unsafe fn code<const BITS: usize>(codes: *const u8, place: usize) -> usize {
     let (byte, shift) = (place * BITS / 8, place * BITS % 8);
@@ -191,7 +192,7 @@ unsafe fn code<const BITS: usize>(codes: *const u8, place: usize) -> usize {
 /// `out = table[code] * scale` for `count` codes from `from` on.
 ///
 /// # Safety
-/// The processor has the instruction set of `L`; the codes are there, the table has a number for each and no fewer than
+/// The processor has the instruction set of `L`; the codes exist, the table has a number for each and at least
 /// [`SHORTEST`], and `out` has room.
 #[inline(always)]
 unsafe fn expand<L: Lanes, const BITS: usize>(
@@ -226,8 +227,8 @@ unsafe fn expand<L: Lanes, const BITS: usize>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::simd::tests::each;
     use super::*;
+    use crate::dispatch::InstructionSet;
 
     #[test]
     fn every_instruction_set_looks_up_the_same_numbers() {
@@ -246,9 +247,9 @@ mod tests {
                 let table = tables.of_row(row);
                 let expected: Vec<f32> =
                     (from..from + length).map(|i| values[row / 3 * entries + code(i)] * 0.5).collect();
-                each(|set| {
+                InstructionSet::available().for_each(|set| {
                     let mut out = vec![f32::NAN; length];
-                    set.run(Expand { codes: &codes, from, table: &table, scale: 0.5, out: &mut out });
+                    set.run_lanes(Expand { codes: &codes, from, table: &table, scale: 0.5, out: &mut out });
                     assert_eq!(out, expected, "{bits} {row} {from} {set:?}");
                 });
             }

@@ -1,22 +1,22 @@
-//! Columns that a few dot products share, side by side: what is multiplied with one vector of a row lies in one stretch of
-//! memory, which a processor reads ahead, and one pointer is enough for all columns.
+//! Interleaved columns for dot products: the elements that are multiplied with one vector of a row are contiguous, so
+//! that a processor prefetches them and one pointer serves all columns.
 
 use super::aligned_buf::AlignedBuf;
 
-/// Elements of a column that lie together. Vectors of every instruction set divide it.
+/// Consecutive elements of a column in a group, a multiple of every vector length.
 pub(super) const GROUP: usize = 16;
 
-/// A column: element `k` is `values[k * step]`.
+/// Column whose element `k` is `values[k * step]`.
 #[derive(Clone, Copy)]
 pub(super) struct StridedColumn<'a> {
-    /// From the first element on.
+    /// Elements from the first one on.
     pub values: &'a [f32],
-    /// From element to element.
+    /// Distance between elements.
     pub step: usize,
 }
 
 impl<'a> StridedColumn<'a> {
-    /// The first elements.
+    /// First `count` elements.
     ///
     /// # Panics
     /// If there are fewer.
@@ -26,23 +26,23 @@ impl<'a> StridedColumn<'a> {
     }
 }
 
-/// Columns in parts of equal length (the last may be shorter). Of a part, first [`GROUP`] elements of each column, column
-/// by column, then the next of each.
-pub(super) enum SideBySide<'a> {
-    /// A column that lies in one piece is its own group of one.
+/// Columns in parts of equal length (the last may be shorter). A part holds the first [`GROUP`] elements of each
+/// column, column by column, then the next of each.
+pub(super) enum InterleavedColumns<'a> {
+    /// A single contiguous column needs no packing.
     One(&'a [f32], PartLength),
-    /// Parts of whole groups; what follows the last element of a part is unspecified.
+    /// Parts of whole groups; contents behind the last element of a part are unspecified.
     Packed(AlignedBuf, PartLength, usize),
 }
 
-/// How long columns are, and how many elements a part has.
+/// Length of columns and of parts.
 #[derive(Clone, Copy)]
 pub(super) struct PartLength {
     length: usize,
     part: usize,
 }
 
-/// A part of all columns.
+/// Part of all columns.
 #[derive(Clone, Copy)]
 pub(super) struct ColumnPart<'a> {
     values: &'a [f32],
@@ -50,39 +50,39 @@ pub(super) struct ColumnPart<'a> {
     length: usize,
 }
 
-impl<'a> SideBySide<'a> {
-    /// Columns of `length` elements, in parts of `part`.
+impl<'a> InterleavedColumns<'a> {
+    /// Interleaves columns of `length` elements, in parts of `part`.
     ///
     /// # Panics
     /// If a column is shorter, or there is none.
     pub fn new(columns: &[StridedColumn<'a>], length: usize, part: usize) -> Self {
         let sizes = PartLength { length, part: part.clamp(1, length.max(1)) };
         match columns {
-            [StridedColumn { values, step: 1 }] => SideBySide::One(&values[..length], sizes),
-            _ => SideBySide::Packed(pack(columns, sizes), sizes, columns.len()),
+            [StridedColumn { values, step: 1 }] => InterleavedColumns::One(&values[..length], sizes),
+            _ => InterleavedColumns::Packed(pack(columns, sizes), sizes, columns.len()),
         }
     }
 
-    /// How many columns.
+    /// Number of columns.
     pub fn count(&self) -> usize {
         match self {
-            SideBySide::One(..) => 1,
-            SideBySide::Packed(.., count) => *count,
+            InterleavedColumns::One(..) => 1,
+            InterleavedColumns::Packed(.., count) => *count,
         }
     }
 
-    /// The part with this number.
+    /// Part by number.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If there are fewer parts.
     pub fn part(&self, number: usize) -> ColumnPart<'_> {
-        let (SideBySide::One(_, sizes) | SideBySide::Packed(_, sizes, _)) = self;
+        let (InterleavedColumns::One(_, sizes) | InterleavedColumns::Packed(_, sizes, _)) = self;
         let length = sizes.part.min(sizes.length - number * sizes.part);
         match self {
-            SideBySide::One(values, _) => {
+            InterleavedColumns::One(values, _) => {
                 ColumnPart { values: &values[number * sizes.part..][..length], count: 1, length }
             }
-            SideBySide::Packed(values, _, count) => {
+            InterleavedColumns::Packed(values, _, count) => {
                 let values = &values.as_floats()[number * packed(sizes.part, *count)..][..packed(length, *count)];
                 ColumnPart { values, count: *count, length }
             }
@@ -91,23 +91,23 @@ impl<'a> SideBySide<'a> {
 }
 
 impl<'a> ColumnPart<'a> {
-    /// How many columns.
+    /// Number of columns.
     pub fn count(self) -> usize {
         self.count
     }
 
-    /// Elements of each.
+    /// Elements of each column.
     pub fn length(self) -> usize {
         self.length
     }
 
-    /// Where the group of an element lies, of the first column; those of the others follow.
+    /// Groups of elements: that of the first column, followed by those of the others.
     pub fn values(self) -> &'a [f32] {
         self.values
     }
 }
 
-/// Room for so many elements of so many columns.
+/// Size of `count` packed columns of `length` elements.
 fn packed(length: usize, count: usize) -> usize {
     length.next_multiple_of(GROUP) * count
 }
@@ -149,7 +149,7 @@ mod tests {
                 let column =
                     |c: usize| StridedColumn { values: &values[c * if step == 1 { length } else { 1 }..], step };
                 let columns: Vec<StridedColumn<'_>> = (0..count).map(column).collect();
-                let all = SideBySide::new(&columns, length, part);
+                let all = InterleavedColumns::new(&columns, length, part);
                 for number in 0..length.div_ceil(part) {
                     let found = all.part(number);
                     assert_eq!((found.count(), found.length()), (count, part.min(length - number * part)));

@@ -1,56 +1,55 @@
-//! Activations as integers whose products with rows of bytes are exact.
+//! Activations as integers, for exact products with rows of bytes.
 //!
-//! Processors multiply bytes several times faster than f32 numbers, and add the products up in 32 bits. So each column
-//! becomes integers: its elements, divided by a power of two that the largest gives, and rounded. Signed digits of a byte
-//! make up such an integer, so a sum of products of bytes for each digit is one of f32 numbers. The sums of digits are
-//! exact, and rounded to f32 only as they are put together.
+//! Processors multiply bytes several times faster than f32 numbers, with sums in 32 bits. So each column becomes
+//! integers: its elements divided by a power of two that depends on the largest one, and rounded. Each integer is split
+//! into signed digits of a byte, and one sum of byte products per digit replaces the sum of f32 products. The sums of
+//! digits are exact, and rounded to f32 only when they are joined.
 //!
-//! Four digits hold 31 bits. An element has 24 significant bits, which all remain in those that are no smaller than a 64th
-//! of the largest; the others are off by at most a 2^30th of the largest. Three digits hold 23 bits, and a quarter fewer
-//! products make them up. They are enough where no element is much larger than the others: what each is off by is then at
-//! most a 2^19th of the elements' root mean square, mostly a few times less, as f32 sums of as many products are. Which
-//! columns these are follows from the column alone.
+//! Four digits hold 31 bits. All 24 significant bits remain in elements that are at least a 64th of the largest; the
+//! error of the others is at most a 2^30th of the largest. Three digits hold 23 bits and save a quarter of the
+//! products. They suffice if no element is much larger than the others: the error of each is then at most a 2^19th of
+//! the root mean square, mostly a few times less, as in f32 sums of this length. The choice depends on the column
+//! alone.
 //!
-//! Activations that may be [`Activations::I16`] have one digit less: two where no element is much larger than the others, each
-//! of which is off by at most a 2^11th of the root mean square, and three otherwise.
+//! [`Activations::I16`] saves one more digit: two if no element is much larger than the others, with an error of at
+//! most a 2^11th of the root mean square, and three otherwise.
 
-/// What activations are rounded to before a product that is summed in integers.
+/// Rounding of activations before a product that is summed in integers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activations {
-    /// So little that results are off by no more than sums in f32 are.
+    /// Errors no larger than those of sums in f32.
     #[default]
     F32,
-    /// Integers of 16 bits for each token: its elements are off by at most a 2^11th of their root mean square, as they are when
-    /// they are rounded to fp16. Where one is much larger than the others, they have 24 bits. Nothing is rounded where a
-    /// processor sums in f32, and on 64-bit Arm, whose instructions take more bits at no cost.
+    /// 16-bit integers per token: an error of at most a 2^11th of the root mean square, as when rounding to fp16.
+    /// Tokens with an element much larger than the others have 24 bits. Nothing is rounded where the processor sums in
+    /// f32, or on 64-bit Arm, whose instructions take more bits at no cost.
     I16,
 }
 
-/// Digits of an element at most.
+/// Maximum digits of an element.
 pub(super) const DIGITS: usize = 4;
-/// Digits of the elements of a column of which none is much larger than the others.
+/// Digits of a column in which no element is much larger than the others.
 pub(super) const FEW_DIGITS: usize = 3;
-/// Digits of such a column's elements where [`Activations::I16`] are enough.
-pub(super) const LEAST_DIGITS: usize = 2;
-/// Most elements of a row: sums of as many products of two bytes fit 32 bits.
-pub(super) const MOST_DEPTH: usize = 1 << 16;
+/// Digits of such a column with [`Activations::I16`].
+pub(super) const MIN_DIGITS: usize = 2;
+/// Maximum elements of a row: a sum of as many byte products fits into 32 bits.
+pub(super) const MAX_DEPTH: usize = 1 << 16;
 
-/// What a column's integers count: a power of two.
+/// Unit of a column's integers: a power of two.
 #[derive(Clone, Copy)]
 pub(super) struct Unit {
-    /// The power.
     pub size: f32,
-    /// One divided by it.
+    /// Inverse of `size`.
     pub inverse: f32,
-    /// Digits that an integer has at most, from [`LEAST_DIGITS`] to [`DIGITS`].
+    /// Digits of the integers, from [`MIN_DIGITS`] to [`DIGITS`].
     #[cfg_attr(all(target_arch = "aarch64", not(test)), expect(dead_code, reason = "its instructions take four"))]
     pub digits: usize,
 }
 
 impl Unit {
-    /// That of a column of so many elements, the largest of which has these bits, without its sign. The squares are the sum of
-    /// its [`third_squared`] with [`of_few`](Unit::of_few): three digits, or two of [`Activations::I16`], are enough where the
-    /// third's root mean square is at least 4, and for zeros. `None` if the element isn't finite.
+    /// Unit of a column of `count` elements whose largest one has these bits, without its sign. `squares` is the sum of
+    /// [`third_squared`] with [`of_few`](Unit::of_few): three digits (two for [`Activations::I16`]) suffice if the root
+    /// mean square of the third digit is at least 4, and for zeros. `None` if the element isn't finite.
     pub fn of(activations: Activations, bits: u32, squares: u32, count: usize) -> Option<Unit> {
         let is_even = bits == 0 || squares as usize / 16 >= count;
         match (activations, is_even) {
@@ -60,50 +59,50 @@ impl Unit {
         }
     }
 
-    /// That in four digits.
+    /// Unit with four digits.
     fn of_four(bits: u32) -> Option<Unit> {
         (bits < f32::INFINITY.to_bits()).then(|| Unit::with(bits, 30, DIGITS))
     }
 
-    /// That in three digits, which may not be enough.
+    /// Unit with three digits, which may not suffice.
     pub fn of_few(bits: u32) -> Option<Unit> {
         Unit::within(bits, 23, FEW_DIGITS)
     }
 
-    /// That in two.
+    /// Unit with two digits.
     fn of_two(bits: u32) -> Option<Unit> {
-        Unit::within(bits, 15, LEAST_DIGITS)
+        Unit::within(bits, 15, MIN_DIGITS)
     }
 
-    /// That in digits which hold so many bits, or one less if the element is larger than 127 of each digit. The highest digit
-    /// is the same however many there are.
+    /// Unit with digits that hold `most` bits, or one less if the element exceeds 127 in each digit. The highest digit
+    /// doesn't depend on the number of digits.
     fn within(bits: u32, most: i32, digits: usize) -> Option<Unit> {
-        /// The first bits of the largest sum of 127 of each digit.
+        /// First bits of the largest number: 127 in each digit.
         const MOST: u32 = 0x7f7f;
         let significant = bits & 0x007f_ffff | 0x0080_0000;
         let most = if significant >> 9 < MOST { most } else { most - 1 };
         (bits < f32::INFINITY.to_bits()).then(|| Unit::with(bits, most, digits))
     }
 
-    /// One in which the largest element has so many bits.
+    /// Unit in which the largest element has `most` bits.
     fn with(bits: u32, most: i32, digits: usize) -> Unit {
-        // the largest element is less than two to this
+        // the largest element is less than two to this power
         let exponent = (bits >> 23) as i32 - 126;
-        // a unit and its inverse are normal numbers; in a column this small it is the least of them
+        // a unit and its inverse are normal numbers; tiny columns get the smallest such unit
         let exponent = exponent.max(most - 126);
         let power = |exponent: i32| f32::from_bits(((exponent + 127) as u32) << 23);
         Unit { size: power(exponent - most), inverse: power(most - exponent), digits }
     }
 }
 
-/// The digits of that column which has most.
+/// Digits of the column with the most digits.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn most_digits<'a>(units: impl IntoIterator<Item = &'a Unit>) -> usize {
-    units.into_iter().map(|unit| unit.digits).max().unwrap_or(LEAST_DIGITS)
+pub(super) fn max_digits<'a>(units: impl IntoIterator<Item = &'a Unit>) -> usize {
+    units.into_iter().map(|unit| unit.digits).max().unwrap_or(MIN_DIGITS)
 }
 
-/// The square of an element's third digit, with the inverse of its column's unit in three digits. As many as a row may have
-/// fit 32 bits.
+/// Square of an element's third digit, with the inverse of its column's unit in three digits. A row's sum of squares
+/// fits into 32 bits.
 ///
 /// # Safety
 /// As [`digits_of`].
@@ -115,13 +114,13 @@ pub(super) unsafe fn third_squared(element: f32, inverse: f32) -> u32 {
     (third * third).cast_unsigned()
 }
 
-/// What makes digits of bytes: each, but the highest, is 128 less than a byte of the sum with this.
+/// Offset that separates digits: each digit but the highest is a byte of the sum with this, minus 128.
 pub(super) const DIGITS_MIDDLE: u32 = 0x0080_8080;
 
-/// The digits of an element, the lowest in the lowest byte; `inverse` is that of the column's unit.
+/// Digits of an element, the lowest in the lowest byte; `inverse` is that of the column's unit.
 ///
 /// # Safety
-/// The element is finite and the unit is that of a column which has it.
+/// The element is finite and the unit is that of its column.
 #[inline(always)]
 pub(super) unsafe fn digits_of(element: f32, inverse: f32) -> u32 {
     let rounded = (element * inverse).round_ties_even();
@@ -130,7 +129,7 @@ pub(super) unsafe fn digits_of(element: f32, inverse: f32) -> u32 {
     (integer as u32).wrapping_add(DIGITS_MIDDLE) ^ DIGITS_MIDDLE
 }
 
-/// The sum of products whose sums by digits are these, the lowest first, in units of the column.
+/// Joins sums by digit, the lowest first, to the sum of products in units of the column.
 #[inline(always)]
 pub(super) fn joined([lowest, low, high, highest]: [i32; DIGITS]) -> f32 {
     let upper = highest as f32 * 256.0 + high as f32;
@@ -141,8 +140,8 @@ pub(super) fn joined([lowest, low, high, highest]: [i32; DIGITS]) -> f32 {
 pub(super) mod tests {
     use super::*;
 
-    /// How much the elements of a column are off at most.
-    pub fn most_off(activations: Activations, column: &[f64]) -> f64 {
+    /// Maximum error of a column's elements.
+    pub fn max_error(activations: Activations, column: &[f64]) -> f64 {
         let largest = column.iter().fold(0.0f64, |largest, x| x.abs().max(largest));
         let mean_square = column.iter().map(|x| x * x).sum::<f64>() / column.len().max(1) as f64;
         let fewer = if activations == Activations::I16 { 8 } else { 0 };
@@ -194,7 +193,7 @@ pub(super) mod tests {
             }
         }
         for (activations, many, few) in
-            [(Activations::F32, DIGITS, FEW_DIGITS), (Activations::I16, FEW_DIGITS, LEAST_DIGITS)]
+            [(Activations::F32, DIGITS, FEW_DIGITS), (Activations::I16, FEW_DIGITS, MIN_DIGITS)]
         {
             let digits = |largest: f32, squares| Unit::of(activations, largest.to_bits(), squares, 10).unwrap().digits;
             assert_eq!([digits(1.0, 159), digits(1.0, 160), digits(0.0, 0)], [many, few, few]);

@@ -1,5 +1,5 @@
-//! How far two vectors are apart, in few passes: sums in f64, in lanes that the compiler keeps in vector registers. The
-//! order of a sum is that of its lanes, which is the same for every instruction set.
+//! Distances between two vectors in few passes, with sums in f64 in lanes that the compiler keeps in vector registers.
+//! The order of summation is the same for every instruction set.
 
 use super::dispatch::{Vectorize, vectorized};
 
@@ -15,21 +15,21 @@ pub struct PairSums {
     pub squares: [f64; 2],
     /// `Σ (a - b)²`
     pub difference: f64,
-    /// Largest `|a - b|`; NaN if one is.
+    /// Largest `|a - b|`; NaN if any is.
     pub max_difference: f64,
-    /// Largest `|b|`; NaN if one is.
+    /// Largest `|b|`; NaN if any is.
     pub peak: f64,
 }
 
 impl PairSums {
-    /// The cosine of the two; 1 for two of zeros, 0 if only one is.
+    /// Cosine of the vectors; 1 if both are zero, 0 if only one is.
     pub fn cosine(&self) -> f64 {
         let [a, b] = self.squares.map(f64::sqrt);
         if a * b == 0.0 { f64::from(a == b) } else { self.dot / (a * b) }
     }
 }
 
-/// The sums over two vectors of the same length.
+/// Computes the sums over two vectors of the same length.
 pub fn pair_sums(a: &[f32], b: &[f32]) -> PairSums {
     vectorized(PairWork { a, b })
 }
@@ -68,7 +68,7 @@ impl PairLanes {
     }
 }
 
-/// The larger of two; NaN is passed over.
+/// Larger of two values; NaN is ignored.
 #[inline(always)]
 fn larger(value: f64, than: f64) -> f64 {
     if value > than { value } else { than }
@@ -102,7 +102,7 @@ impl Vectorize for PairWork<'_> {
             dot: total(&lanes.dot),
             squares,
             difference,
-            // a square is never negative: their sum is NaN exactly where one of them is
+            // a square is never negative, so the sum is NaN exactly if one of them is
             max_difference: if difference.is_nan() { f64::NAN } else { max_difference },
             peak: if squares[1].is_nan() { f64::NAN } else { peak },
         }
@@ -122,8 +122,8 @@ fn total(lanes: &[f64; LANES]) -> f64 {
     sums[0]
 }
 
-/// The places of the `count` largest values, the largest first and the first of equals first; fewer where there are fewer
-/// values. Nothing if one is NaN.
+/// Positions of the `count` largest values in descending order, the first of equal ones first; all positions if there
+/// are fewer. `None` if any value is NaN.
 pub fn largest(values: &[f32], count: usize) -> Option<Vec<usize>> {
     vectorized(LargestWork { values, count })
 }
@@ -141,7 +141,7 @@ impl Vectorize for LargestWork<'_> {
         let mut found: Vec<usize> = Vec::with_capacity(self.count.min(self.values.len()) + 1);
         let mut nan = false;
         for (number, block) in self.values.chunks(BLOCK).enumerate() {
-            // of a block, only the largest is looked at, mostly
+            // mostly, only the maximum of a block is compared
             let mut lanes = [f32::NEG_INFINITY; LANES];
             let mut spoilt = [false; LANES];
             let (whole, rest) = block.as_chunks::<LANES>();
@@ -168,7 +168,7 @@ impl Vectorize for LargestWork<'_> {
     }
 }
 
-/// Kullback-Leibler divergence of softmax(q) from softmax(p), in nats: `Σ p (log p - log q)`. With `m` the largest,
+/// Kullback-Leibler divergence of softmax(q) from softmax(p), in nats: `Σ p (log p - log q)`. With the maximum `m` and
 /// `S(v) = Σ exp(v - m(v))`, it is `Σ exp(p - m(p)) (p - q) / S(p) - (m(p) - m(q)) - ln(S(p) / S(q))`: one pass of
 /// exponentials, and exactly zero for equal vectors.
 pub fn divergence(p: &[f32], q: &[f32]) -> f64 {
@@ -204,10 +204,10 @@ impl Vectorize for DivergenceWork<'_> {
     }
 }
 
-/// Exponentials that are made before they are summed: a loop that the compiler vectorizes rather than unrolls.
+/// Exponentials that are computed before they are summed, so that the compiler vectorizes the loop.
 const BLOCK: usize = 256;
 
-/// `e^(v - largest)` of each value.
+/// Computes `e^(v - largest)` of each value.
 #[inline(always)]
 fn exponentials(values: &[f32], largest: f64, out: &mut [f64; BLOCK]) {
     for (out, value) in out.iter_mut().zip(values) {
@@ -215,7 +215,7 @@ fn exponentials(values: &[f32], largest: f64, out: &mut [f64; BLOCK]) {
     }
 }
 
-/// Adds values to lanes, in turn.
+/// Adds values to the lanes in turn.
 #[inline(always)]
 fn add_to(lanes: &mut [f64; LANES], values: &[f64]) {
     let (whole, rest) = values.as_chunks::<LANES>();
@@ -229,7 +229,7 @@ fn add_to(lanes: &mut [f64; LANES], values: &[f64]) {
     }
 }
 
-/// `ln Σ e^v`; NaN if a value is.
+/// `ln Σ e^v`; NaN if any value is.
 pub fn log_sum_exp(values: &[f32]) -> f64 {
     let largest = f64::from(super::reduce::max(values));
     largest + vectorized(ExpWork { values, largest }).ln()
@@ -254,7 +254,7 @@ impl Vectorize for ExpWork<'_> {
     }
 }
 
-/// `e^x` of a number that isn't positive, within 4 units in the last place; 0 below -708. NaN of NaN.
+/// `e^x` for `x <= 0`, within 4 units in the last place; 0 below -708. NaN of NaN.
 #[inline(always)]
 fn exp(x: f64) -> f64 {
     // adding 1.5 * 2^52 leaves the rounded integer in the low bits
@@ -276,7 +276,7 @@ fn exp(x: f64) -> f64 {
     let shifted = x * std::f64::consts::LOG2_E + SHIFT;
     let n = (shifted.to_bits() as i64).wrapping_sub(SHIFT.to_bits() as i64);
     let whole = shifted - SHIFT;
-    // ln 2 in two parts, the first of which has 21 zeros at its end
+    // ln 2 in two parts, the first of which ends with 21 zeros
     let r = (x - whole * 6.931_471_803_691_238e-1) - whole * 1.908_214_929_270_587_7e-10;
     let mut p = TERMS[0];
     for term in &TERMS[1..] {
@@ -287,7 +287,7 @@ fn exp(x: f64) -> f64 {
     if x < -708.0 { 0.0 } else { value * power }
 }
 
-/// Adds `(a - b)²` and `b²` of every column to `sums`, over rows as wide as it.
+/// Adds `(a - b)²` and `b²` of every column to `sums`, over rows of that width.
 pub fn add_columns(a: &[f32], b: &[f32], sums: &mut [[f64; 2]]) {
     vectorized(ColumnWork { a, b, sums });
 }
@@ -319,9 +319,9 @@ pub fn difference(a: &[f32], b: &[f32]) -> Vec<f32> {
     a.iter().zip(b).map(|(a, b)| a - b).collect()
 }
 
-/// The bits of the largest magnitude; as many or more than infinity's where one isn't finite.
+/// Bits of the largest magnitude; at least infinity's if a value isn't finite.
 pub fn largest_magnitude_bits(values: &[f32]) -> u32 {
-    // magnitudes are in the order of their bits
+    // magnitudes are ordered like their bits
     vectorized(MagnitudeWork { values })
 }
 
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn one_number_that_is_none_spoils_what_it_is_part_of() {
+    fn a_nan_spoils_every_sum_it_is_part_of() {
         for place in [0, 16, 18] {
             let (mut a, b) = (row(19, 1), row(19, 2));
             a[place] = f32::NAN;
@@ -388,7 +388,7 @@ mod tests {
     fn the_largest_are_the_first_of_a_sorted_row() {
         for count in [0, 3, 5, 64, 1000] {
             let mut values = row(count, 7);
-            // equals
+            // equal values
             values.iter_mut().for_each(|value| *value = value.round());
             let mut order: Vec<usize> = (0..count).collect();
             order.sort_by(|a, b| values[*b].total_cmp(&values[*a]).then(a.cmp(b)));

@@ -1,31 +1,26 @@
-//! Dot products of stored rows with a few columns: where a model spends its time when it writes one token after the
-//! other. A stored row is read once, widened in registers and multiplied with every column.
+//! Dot products of stored rows with a few columns, the bulk of the work of decoding. A stored row is read once, widened
+//! in registers and multiplied with every column.
 
 use half::f16;
 
 use super::columns::{ColumnPart, GROUP};
-use super::simd::{CACHE_LINE, Dispatch, Kernel, Lanes, Widest};
+use super::dispatch::with_lanes;
+use super::simd::{CACHE_LINE, Kernel, Lanes};
 
-/// Most columns that `add_dots` takes.
-pub const MOST_COLUMNS: usize = 8;
+/// Maximum number of columns.
+pub const MAX_COLUMNS: usize = 8;
 
-/// An element that rows are stored in.
+/// Element type of stored rows.
 pub trait Stored: Copy + Sync {
-    /// Its value.
+    /// Value of the element.
     fn value(self) -> f32;
 
-    /// Elements that are their values.
+    /// Elements as floats, if they are stored as f32.
     fn floats(_: &[Self]) -> Option<&[f32]> {
         None
     }
 
-    /// Elements that are bytes.
-    #[cfg_attr(not(all(target_arch = "x86_64", target_os = "linux")), allow(dead_code))] // where there is no AMX
-    fn bytes(_: &[Self]) -> Option<&[i8]> {
-        None
-    }
-
-    /// Values from memory.
+    /// Loads a vector of values.
     ///
     /// # Safety
     /// As [`Lanes::load`].
@@ -69,10 +64,6 @@ impl Stored for i8 {
         self.into()
     }
 
-    fn bytes(values: &[i8]) -> Option<&[i8]> {
-        Some(values)
-    }
-
     #[inline(always)]
     unsafe fn lanes<L: Lanes>(at: *const i8) -> L {
         // SAFETY: as promised.
@@ -80,7 +71,7 @@ impl Stored for i8 {
     }
 }
 
-/// The values of some elements: the elements themselves, or what is put into `room`, which has no fewer.
+/// Values of elements: the elements themselves, or their values in `room`, which is at least as long.
 ///
 /// # Safety
 /// The processor has the instruction set of `L`.
@@ -102,54 +93,51 @@ pub(super) unsafe fn values_of<'a, S: Stored, L: Lanes>(elements: &'a [S], room:
 /// Rows of a matrix: row `r` begins at `r * stride`.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a, S> {
-    /// The elements.
     pub values: &'a [S],
-    /// From row to row.
+    /// Distance between rows.
     pub stride: usize,
-    /// How many rows.
+    /// Number of rows.
     pub count: usize,
 }
 
-/// Where the products go: that of row `r` and column `c` is added to `values[r * row + c * column]`.
+/// Destination of the products: that of row `r` and column `c` is added to `values[r * row + c * column]`.
 pub(super) struct Sums<'a> {
-    /// The sums.
     pub values: &'a mut [f32],
-    /// From row to row.
+    /// Distance between rows.
     pub row: usize,
-    /// From column to column.
+    /// Distance between columns.
     pub column: usize,
 }
 
-/// What the products of each row are multiplied by: row `r` by `values[r * row]`.
+/// Factors of rows: products of row `r` are multiplied by `values[r * row]`.
 #[derive(Clone, Copy)]
 pub(super) struct Factors<'a> {
-    /// The factors.
     pub values: &'a [f32],
-    /// From row to row; 0 if all have the same.
+    /// Distance between rows; 0 for one factor for all rows.
     pub row: usize,
 }
 
-/// Adds the dot products of rows and columns, times the row's factor, to sums. A product has the same bits whatever other
+/// Adds dot products of rows and columns, times the row's factor, to sums. A product has the same bits whatever other
 /// rows and columns there are.
 ///
 /// # Panics
-/// If a slice is too short or there are more than [`MOST_COLUMNS`] columns.
+/// If a slice is too short or there are more than [`MAX_COLUMNS`] columns.
 pub(super) fn add_dots<S: Stored>(rows: Rows<'_, S>, columns: ColumnPart<'_>, factors: Factors<'_>, sums: Sums<'_>) {
-    Widest.run(Dots::new(rows, columns, Some(factors), sums));
+    with_lanes(Dots::new(rows, columns, Some(factors), sums));
 }
 
-/// As [`add_dots`], with the products in place of sums.
+/// Overwrites `products` with dot products of rows and columns.
 ///
 /// # Panics
 /// As [`add_dots`].
 pub(super) fn put_dots<S: Stored>(rows: Rows<'_, S>, columns: ColumnPart<'_>, products: Sums<'_>) {
-    Widest.run(Dots::new(rows, columns, None, products));
+    with_lanes(Dots::new(rows, columns, None, products));
 }
 
 struct Dots<'a, S> {
     rows: Rows<'a, S>,
     columns: ColumnPart<'a>,
-    /// Products are put in place of the sums if there are none.
+    /// If `None`, products overwrite the sums.
     factors: Option<Factors<'a>>,
     sums: Sums<'a>,
 }
@@ -159,7 +147,7 @@ impl<'a, S: Stored> Dots<'a, S> {
     /// As [`add_dots`].
     fn new(rows: Rows<'a, S>, columns: ColumnPart<'a>, factors: Option<Factors<'a>>, sums: Sums<'a>) -> Self {
         let count = columns.count();
-        assert!((1..=MOST_COLUMNS).contains(&count));
+        assert!((1..=MAX_COLUMNS).contains(&count));
         if let Some(last) = rows.count.checked_sub(1) {
             assert!(rows.values.len() >= last * rows.stride + columns.length());
             assert!(sums.values.len() > last * sums.row + (count - 1) * sums.column);
@@ -177,9 +165,9 @@ impl<S: Stored> Kernel for Dots<'_, S> {
         // SAFETY: as promised; `new` has checked the slices.
         unsafe {
             match self.columns.count() {
-                // memory is read fastest from end to end
+                // memory is read fastest in one stream
                 1 => self.few::<L, 1, 1>(),
-                // as many rows as leave room for their sums in the registers
+                // as many rows as leave registers for their sums
                 2 => self.few::<L, 4, 2>(),
                 3 if L::REGISTERS >= 32 => self.few::<L, 4, 3>(),
                 4 if L::REGISTERS >= 32 => self.few::<L, 4, 4>(),
@@ -199,7 +187,7 @@ impl<S: Stored> Kernel for Dots<'_, S> {
 }
 
 impl<S: Stored> Dots<'_, S> {
-    /// `C` columns, `R` rows at a time.
+    /// Computes `C` columns, `R` rows at a time.
     ///
     /// # Safety
     /// The processor has the instruction set of `L`; there are `C` columns.
@@ -226,7 +214,7 @@ impl<S: Stored> Dots<'_, S> {
         }
     }
 
-    /// Adds the products of columns and some rows to the sums, or puts them there.
+    /// Adds the products of columns and some rows to the sums, or overwrites the sums.
     #[inline(always)]
     fn put<const R: usize, const C: usize>(&mut self, first: usize, products: [[f32; R]; C]) {
         let Sums { values, row, column } = &mut self.sums;
@@ -245,12 +233,12 @@ impl<S: Stored> Dots<'_, S> {
     }
 }
 
-/// `R` rows and `C` columns, whose sums have room in the registers.
+/// `R` rows and `C` columns whose sums fit into registers.
 struct Tile<S, const R: usize, const C: usize> {
     rows: [*const S; R],
-    /// The rows that come after these, which need not be ones that can be read.
+    /// Following rows, for prefetching; they need not be readable.
     next: [*const S; R],
-    /// Groups of elements, as a [`ColumnPart`] has them.
+    /// Groups of elements in the layout of [`ColumnPart`].
     columns: *const f32,
     length: usize,
 }
@@ -258,15 +246,16 @@ struct Tile<S, const R: usize, const C: usize> {
 /// Sets of sums of a row and a column.
 const SETS: usize = 4;
 
-/// How far ahead, in bytes, a row that is read alone is asked for: more than comes from memory in the time that the first
-/// of it takes. A processor's own prefetching ends with each page.
-pub(super) const AHEAD: usize = 8192;
+/// Prefetch distance of a single row in bytes: more than memory delivers while its start is processed. A processor's
+/// own prefetching ends at each page.
+pub(super) const PREFETCH_DISTANCE: usize = 8192;
 
-/// The functions are safe where the processor has the instruction set of `L`, and `length` elements can be read from each
-/// row and column.
+/// Safety of all functions: the processor has the instruction set of `L`, and `length` elements of each row and column
+/// are readable.
 impl<S: Stored, const R: usize, const C: usize> Tile<S, R, C> {
-    /// The products of columns and rows. Each is summed in the same order, whatever the others are: every vector of elements
-    /// belongs to one of several sets of sums, which are added up at the end. Few vectors are all of one set.
+    /// Products of columns and rows. The order of summation doesn't depend on other rows and columns: each vector of
+    /// elements belongs to one of several sets of sums, which are added at the end. A few vectors all belong to one
+    /// set.
     #[inline(always)]
     unsafe fn products<L: Lanes>(&self) -> [[f32; R]; C] {
         const { assert!(GROUP.is_multiple_of(L::COUNT) && (SETS * L::COUNT).is_multiple_of(GROUP)) };
@@ -274,7 +263,7 @@ impl<S: Stored, const R: usize, const C: usize> Tile<S, R, C> {
         unsafe {
             let sums = if self.length <= SETS * L::COUNT {
                 for row in &self.rows {
-                    prefetch::<S, L>(row.wrapping_byte_add(AHEAD), self.length);
+                    prefetch::<S, L>(row.wrapping_byte_add(PREFETCH_DISTANCE), self.length);
                 }
                 let mut sums = [[L::splat(0.0); C]; R];
                 self.rest(0, &mut sums);
@@ -298,7 +287,7 @@ impl<S: Stored, const R: usize, const C: usize> Tile<S, R, C> {
         }
     }
 
-    /// All sets at once, so that one multiplication need not wait for the one before it.
+    /// Computes all sets at the same time, so that multiplications don't wait for each other.
     #[inline(always)]
     unsafe fn sets_at_once<L: Lanes>(&self) -> [[L; C]; R] {
         // SAFETY: as promised.
@@ -306,7 +295,7 @@ impl<S: Stored, const R: usize, const C: usize> Tile<S, R, C> {
             let mut sums = [[[L::splat(0.0); C]; R]; SETS];
             let whole = self.length - self.length % (SETS * L::COUNT);
             for k in (0..whole).step_by(SETS * L::COUNT) {
-                prefetch::<S, L>(self.rows[0].wrapping_add(k).wrapping_byte_add(AHEAD), SETS * L::COUNT);
+                prefetch::<S, L>(self.rows[0].wrapping_add(k).wrapping_byte_add(PREFETCH_DISTANCE), SETS * L::COUNT);
                 for (i, sums) in sums.iter_mut().enumerate() {
                     self.step(k + i * L::COUNT, sums);
                 }
@@ -317,7 +306,7 @@ impl<S: Stored, const R: usize, const C: usize> Tile<S, R, C> {
         }
     }
 
-    /// One set after the other: there are registers for the sums of one, and sums enough to wait for none.
+    /// Computes one set after the other: registers hold the sums of one set, and these are enough to hide latencies.
     #[inline(always)]
     unsafe fn sets_in_turn<L: Lanes>(&self) -> [[L; C]; R] {
         // SAFETY: as promised.
@@ -349,7 +338,7 @@ impl<S: Stored, const R: usize, const C: usize> Tile<S, R, C> {
         }
     }
 
-    /// Adds the products of the vectors that are left, from `k` on: they belong to the first set.
+    /// Adds the products of the remaining vectors from `k` on, which belong to the first set.
     #[inline(always)]
     unsafe fn rest<L: Lanes>(&self, mut k: usize, sums: &mut [[L; C]; R]) {
         while k + L::COUNT <= self.length {
@@ -359,7 +348,7 @@ impl<S: Stored, const R: usize, const C: usize> Tile<S, R, C> {
         }
     }
 
-    /// Adds the products of the vectors of elements that begin with `k`.
+    /// Adds the products of the vectors that begin with element `k`.
     #[inline(always)]
     #[expect(clippy::needless_range_loop, reason = "a column is loaded once, and is in one register at a time")]
     unsafe fn step<L: Lanes>(&self, k: usize, sums: &mut [[L; C]; R]) {
@@ -375,7 +364,7 @@ impl<S: Stored, const R: usize, const C: usize> Tile<S, R, C> {
         }
     }
 
-    /// Where an element of a column lies.
+    /// Address of an element of a column.
     #[inline(always)]
     unsafe fn column(&self, c: usize, k: usize) -> *const f32 {
         // SAFETY: as promised.
@@ -383,7 +372,7 @@ impl<S: Stored, const R: usize, const C: usize> Tile<S, R, C> {
     }
 }
 
-/// Asks for the cache lines of `count` elements, which need not be ones that can be read.
+/// Prefetches the cache lines of `count` elements, which need not be readable.
 ///
 /// # Safety
 /// The processor has the instruction set of `L`.
@@ -395,7 +384,7 @@ unsafe fn prefetch<S, L: Lanes>(at: *const S, count: usize) {
     }
 }
 
-/// Element by element.
+/// Adds element by element.
 ///
 /// # Safety
 /// The processor has the instruction set of `L`.
@@ -410,7 +399,7 @@ unsafe fn added<L: Lanes, const R: usize, const C: usize>(mut sums: [[L; C]; R],
     sums
 }
 
-/// What each vector sums to.
+/// Sum of each vector.
 ///
 /// # Safety
 /// The processor has the instruction set of `L`.
@@ -433,11 +422,11 @@ unsafe fn across<L: Lanes, const R: usize, const C: usize>(sums: &[[L; R]; C]) -
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::super::columns::{SideBySide, StridedColumn};
-    use super::super::simd::tests::each;
+    use super::super::columns::{InterleavedColumns, StridedColumn};
     use super::*;
+    use crate::dispatch::InstructionSet;
 
-    /// Numbers in -1..1 that look random and are the same every time.
+    /// Reproducible pseudo-random numbers in -1..1.
     pub fn noise(count: usize, mut seed: u32) -> Vec<f32> {
         let mut next = || {
             seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -447,30 +436,35 @@ pub(crate) mod tests {
     }
 
     /// Columns in one part.
-    fn beside(columns: &[Vec<f32>]) -> SideBySide<'_> {
+    fn beside(columns: &[Vec<f32>]) -> InterleavedColumns<'_> {
         let strided: Vec<_> = columns.iter().map(|values| StridedColumn { values, step: 1 }).collect();
-        SideBySide::new(&strided, columns[0].len(), columns[0].len())
+        InterleavedColumns::new(&strided, columns[0].len(), columns[0].len())
     }
 
     fn check<S: Stored>(store: impl Fn(f32) -> S) {
         for length in [1, 7, 8, 16, 33, 100] {
             for count in [1, 2, 3, 4, 5, 7] {
-                for column_count in 1..=MOST_COLUMNS {
+                for column_count in 1..=MAX_COLUMNS {
                     let stride = length + 3;
                     let values: Vec<S> = noise(count * stride, 7).into_iter().map(&store).collect();
                     let inputs: Vec<Vec<f32>> = (0..column_count).map(|c| noise(length, 100 + c as u32)).collect();
                     let columns = beside(&inputs);
                     let scales: Vec<f32> = (0..count).flat_map(|r| [1.0 + r as f32, f32::NAN]).collect();
                     let factors = Factors { values: &scales, row: 2 };
-                    each(|run| {
+                    InstructionSet::available().for_each(|run| {
                         let mut found = vec![1.0; count * column_count];
                         let rows = Rows { values: &values, stride, count };
                         let sums = Sums { values: &mut found, row: 1, column: count };
-                        run.run(Dots::new(rows, columns.part(0), Some(factors), sums));
-                        // put side by side, and apart
+                        run.run_lanes(Dots::new(rows, columns.part(0), Some(factors), sums));
+                        // contiguous and strided
                         for (row, column) in [(1, count), (column_count, 1)] {
                             let mut put = vec![f32::NAN; count * column_count];
-                            run.run(Dots::new(rows, columns.part(0), None, Sums { values: &mut put, row, column }));
+                            run.run_lanes(Dots::new(
+                                rows,
+                                columns.part(0),
+                                None,
+                                Sums { values: &mut put, row, column },
+                            ));
                             for (i, found) in found.iter().enumerate() {
                                 let (c, r) = (i / count, i % count);
                                 let sum = put[r * row + c * column] * (1.0 + r as f32) + 1.0;
@@ -495,20 +489,20 @@ pub(crate) mod tests {
         for length in [5, 16, 63, 64, 130, 896] {
             let (count, stride) = (9, length + 1);
             let values: Vec<S> = noise(count * stride, 3).into_iter().map(&store).collect();
-            let inputs: Vec<Vec<f32>> = (0..MOST_COLUMNS).map(|c| noise(length, 50 + c as u32)).collect();
+            let inputs: Vec<Vec<f32>> = (0..MAX_COLUMNS).map(|c| noise(length, 50 + c as u32)).collect();
             let factors = Factors { values: &[0.37], row: 0 };
-            each(|run| {
+            InstructionSet::available().for_each(|run| {
                 let products = |columns: &[Vec<f32>], row: usize| {
                     let mut values_of = vec![0.5; count * columns.len()];
                     let rows = Rows { values: &values[row * stride..], stride, count: count - row };
                     let sums = Sums { values: &mut values_of, row: columns.len(), column: 1 };
-                    run.run(Dots::new(rows, beside(columns).part(0), Some(factors), sums));
+                    run.run_lanes(Dots::new(rows, beside(columns).part(0), Some(factors), sums));
                     values_of
                 };
                 let alone: Vec<Vec<f32>> =
                     inputs.iter().map(|column| products(std::slice::from_ref(column), 0)).collect();
-                for together in 2..=MOST_COLUMNS {
-                    for first in [0, MOST_COLUMNS - together] {
+                for together in 2..=MAX_COLUMNS {
+                    for first in [0, MAX_COLUMNS - together] {
                         let found = products(&inputs[first..][..together], 0);
                         // from another row on, other rows share a tile
                         let later = products(&inputs[first..][..together], 2);

@@ -1,9 +1,9 @@
-//! Products of rows of bytes with a few columns on processors that multiply bytes and add the products up in 32 bits: on
-//! 64-bit Arm four neighbours at a time (`SDOT`, the feature `dotprod`, Armv8.2), or eight for two rows and two digits at a
-//! time (`SMMLA`, the feature `i8mm`, Armv8.6: Apple's processors from A15 and M2 on); on x86-64 four neighbours
-//! (`VPDPBUSD`, AVX-512 VNNI), also of rows whose elements are looked up as bytes. A column becomes integers of
-//! [digits](super::digits). Every sum is exact until its digits are joined, so a product has the same bits whatever is beside
-//! it, and by any of the instructions.
+//! Products of rows of bytes with columns on processors that multiply bytes with sums in 32 bits: on 64-bit Arm four
+//! neighbours at a time (`SDOT`, feature `dotprod`, Armv8.2), or eight for two rows and two digits at a time (`SMMLA`,
+//! feature `i8mm`, Armv8.6: Apple's processors from A15 and M2 on); on x86-64 four neighbours (`VPDPBUSD`, AVX-512
+//! VNNI), also for rows whose elements are looked up as bytes, or two neighbours widened to words (AVX2, AVX-VNNI). A
+//! column becomes integers of [digits](super::digits). Sums are exact until their digits are joined, so a product has the
+//! same bits beside any other columns; those that sum bytes have the same bits with any instruction.
 
 #[cfg(target_arch = "aarch64")]
 mod arm;
@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use super::aligned_buf::AlignedBuf;
 use super::columns::StridedColumn;
-use super::digits::{Activations, DIGITS, MOST_DEPTH, Unit, joined, third_squared};
+use super::digits::{Activations, DIGITS, MAX_DEPTH, Unit, joined, third_squared};
 use super::dispatch::{Vectorize, vectorized};
 use super::layout::MatrixLayout;
 use super::pool;
@@ -29,31 +29,30 @@ pub(super) use processor::Instruction;
 #[cfg(target_arch = "x86_64")]
 pub(super) use processor::{StoredProducts, StoredRows};
 
-/// Elements of columns above which threads are woken to measure or pack them.
-pub(super) const SMALL_COLUMNS: usize = 1 << 12;
+/// Minimum elements of columns for which threads are used to measure or pack them.
+pub(super) const MIN_PARALLEL_ELEMENTS: usize = 1 << 12;
 
 /// Columns as digits.
 pub(super) struct DigitColumns {
     digits: AlignedBuf,
     columns: SmallVec<[DigitColumn; 8]>,
     depth: usize,
-    #[cfg_attr(target_arch = "x86_64", expect(dead_code, reason = "there is only one"))]
     instruction: Instruction,
 }
 
-/// What is known of a column besides its digits.
+/// Properties of a column.
 #[derive(Clone, Copy)]
 struct DigitColumn {
-    /// What its integers count.
+    /// Unit of its integers.
     unit: Unit,
-    /// What the sums of each digit begin with.
+    /// Initial sum of each digit.
     start: [i32; DIGITS],
-    /// Before which bytes of all digits its own are.
+    /// Offset of its digits.
     place: usize,
 }
 
 impl DigitColumn {
-    /// The product whose sums by digits are these.
+    /// Product from the sums by digit.
     #[inline(always)]
     fn product(self, sums: [i32; DIGITS]) -> f32 {
         joined(std::array::from_fn(|digit| self.start[digit].wrapping_add(sums[digit]))) * self.unit.size
@@ -61,15 +60,16 @@ impl DigitColumn {
 }
 
 impl<'a> StridedColumn<'a> {
-    /// So many elements, if they can be written in digits: all are finite, and sums of their products fit 32 bits.
+    /// Measures `count` elements. Returns `None` if they can't be written in digits: all must be finite, and sums of
+    /// products must fit into 32 bits.
     pub fn measured(self, count: usize, activations: Activations) -> Option<MeasuredColumn<'a>> {
-        let fits = (self.step > 0 || count == 1) && (1..=MOST_DEPTH).contains(&count);
+        let fits = (self.step > 0 || count == 1) && (1..=MAX_DEPTH).contains(&count);
         let unit = fits.then(|| vectorized(Measure { column: self, count, activations })).flatten()?;
         Some(MeasuredColumn { column: self, count, unit })
     }
 }
 
-/// Finds the unit of a column.
+/// Search for the unit of a column.
 struct Measure<'a> {
     column: StridedColumn<'a>,
     count: usize,
@@ -95,14 +95,14 @@ impl Vectorize for Measure<'_> {
         }
         let Measure { column, count, activations } = self;
         match column {
-            // what lies side by side can be read in vectors
+            // contiguous elements are read in vectors
             StridedColumn { values, step: 1 } => unit(values[..count].iter(), count, activations),
             column => unit(column.elements(count), count, activations),
         }
     }
 }
 
-/// A column that can be written in digits, and what its integers count: made by [`StridedColumn::measured`] alone.
+/// Column with its unit. Only [`StridedColumn::measured`] constructs it.
 #[derive(Clone, Copy)]
 pub(super) struct MeasuredColumn<'a> {
     column: StridedColumn<'a>,
@@ -111,14 +111,15 @@ pub(super) struct MeasuredColumn<'a> {
 }
 
 impl DigitColumns {
-    /// Columns of `depth` elements each.
+    /// Packs columns of `depth` elements each.
     ///
     /// # Panics
-    /// If one has more or fewer.
+    /// If a column has another length.
     pub fn new(instruction: Instruction, depth: usize, columns: &[MeasuredColumn<'_>]) -> DigitColumns {
         assert!(columns.iter().all(|column| column.count == depth));
-        let bytes =
-            |column: &MeasuredColumn<'_>| depth.next_multiple_of(processor::STEP) * processor::stored(column.unit);
+        let bytes = |column: &MeasuredColumn<'_>| {
+            depth.next_multiple_of(processor::STEP) * processor::stored(instruction, column.unit)
+        };
         let mut digits = AlignedBuf::new(columns.iter().map(bytes).sum::<usize>().div_ceil(size_of::<f32>()));
         let (mut left, mut place): (&mut [i8], _) = (bytemuck::cast_slice_mut(digits.words()), 0);
         let mut parts = SmallVec::<[(&mut [i8], DigitColumn); 8]>::new();
@@ -131,7 +132,7 @@ impl DigitColumns {
             // SAFETY: the processor has the instruction; a column was measured with its unit.
             known.start = unsafe { processor::pack(instruction, columns[c], digits) };
         };
-        if columns.len() * depth > SMALL_COLUMNS {
+        if columns.len() * depth > MIN_PARALLEL_ELEMENTS {
             pool::for_each_mut(&mut parts, pack);
         } else {
             parts.iter_mut().enumerate().for_each(|(c, part)| pack(c, part));
@@ -141,76 +142,76 @@ impl DigitColumns {
         DigitColumns { digits, columns, depth, instruction }
     }
 
-    /// Where the digits of a column begin.
+    /// Address of a column's digits.
     fn of(&self, column: usize) -> *const i8 {
         self.digits.pointer().cast::<i8>().wrapping_add(self.columns[column].place)
     }
 
-    /// The digits of a column.
+    /// Digits of a column.
     #[cfg(target_arch = "x86_64")]
     fn digits_of(&self, column: usize) -> &[i8] {
         let DigitColumn { place, unit, .. } = self.columns[column];
-        let count = self.depth.next_multiple_of(processor::STEP) * processor::stored(unit);
+        let count = self.depth.next_multiple_of(processor::STEP) * processor::stored(self.instruction, unit);
         &bytemuck::cast_slice(self.digits.as_floats())[place..][..count]
     }
 }
 
-/// Products of some rows that follow each other with some columns.
+/// Products of consecutive rows with some columns.
 #[derive(Clone, Copy)]
 pub(super) struct ProductBlock<'a> {
-    /// The first row.
+    /// First row.
     pub row: usize,
-    /// How many rows.
+    /// Number of rows.
     pub rows: usize,
-    /// The columns.
+    /// Columns.
     pub columns: &'a [usize],
-    /// The products.
+    /// Products.
     pub products: &'a [f32],
-    /// Where those of a row and a column are.
+    /// Layout of the products.
     pub layout: MatrixLayout,
 }
 
 impl<'a> ProductBlock<'a> {
-    /// With one column.
+    /// Block of one column.
     fn of_column(row: usize, column: &'a usize, products: &'a [f32]) -> Self {
         let columns = std::slice::from_ref(column);
         let layout = MatrixLayout { row: 1, column: products.len() };
         ProductBlock { row, rows: products.len(), columns, products, layout }
     }
 
-    /// The same block, whose rows are counted from another.
-    pub fn moved_by(self, first: usize) -> Self {
+    /// The block with `first` added to its rows.
+    pub fn offset_by(self, first: usize) -> Self {
         ProductBlock { row: first + self.row, ..self }
     }
 }
 
-/// The products of rows of bytes with columns.
+/// Products of rows of bytes with columns.
 pub(super) struct ByteProducts<'a> {
     columns: &'a DigitColumns,
     lanes: ColumnLanes,
 }
 
 impl<'a> ByteProducts<'a> {
-    /// With all columns. Where products of a row with several columns are computed at a time, they lie side by side if
-    /// they are wanted `by_row`, else those of a column do.
+    /// Products with all columns. If products of a row with several columns are computed together, they are contiguous
+    /// by row if `by_row`, else by column.
     pub fn new(columns: &'a DigitColumns, by_row: bool) -> Self {
         ByteProducts { columns, lanes: ColumnLanes::new(columns, by_row) }
     }
 
-    /// Whether the sums of rows' elements are needed.
+    /// Returns whether [`multiply`](Self::multiply) needs the sums of rows' elements.
     pub fn takes_sums(&self) -> bool {
         !self.lanes.is_empty()
     }
 
-    /// Gives the products of rows to `put`, some at a time. `sums` are those of each row's elements, if they are needed.
+    /// Passes the products of rows to `put`, in pieces. `sums` holds the sum of each row's elements, if needed.
     ///
     /// # Panics
-    /// If the rows aren't whole, or there are needed sums of fewer.
+    /// If the rows aren't whole, or needed sums are missing.
     pub fn multiply(&self, rows: &[i8], sums: &[i32], put: impl FnMut(ProductBlock<'_>)) {
         let depth = self.columns.depth;
         assert!(rows.len().is_multiple_of(depth) && (!self.takes_sums() || sums.len() >= rows.len() / depth));
-        // SAFETY: the processor has the instruction; each column has digits for all elements of a row, and the lanes are
-        // theirs.
+        // SAFETY: the processor has the instruction; each column has digits for all elements of a row, and the lanes
+        // are those of the columns.
         unsafe { processor::multiply((self.columns, &self.lanes), rows, sums, put) };
     }
 }
@@ -219,7 +220,7 @@ impl<'a> ByteProducts<'a> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::digits::tests::most_off;
+    use super::super::digits::tests::max_error;
     use super::super::dot::tests::noise;
     use super::*;
 
@@ -265,7 +266,7 @@ mod tests {
             let activations = if short { Activations::I16 } else { Activations::F32 };
             let a: Vec<i8> = noise(rows * depth, seed).iter().map(|v| (v * 128.0) as i8).collect();
             let mut x = noise(depth * step * count, !seed);
-            // in some columns some are larger than others
+            // in some columns, some elements are larger
             x.iter_mut().step_by(17 * step).skip(seed as usize % 7).for_each(|v| *v *= 300.0);
             let columns: Vec<StridedColumn<'_>> = x.chunks(depth * step).map(|values| StridedColumn { values, step }).collect();
             let mut first = None;
@@ -276,12 +277,14 @@ mod tests {
                     let elements = || column.values.iter().step_by(step);
                     let terms = row.iter().zip(elements()).map(|(a, x)| f64::from(*a) * f64::from(*x));
                     let exact: f64 = terms.sum();
-                    let off = most_off(activations, &elements().map(|x| f64::from(*x)).collect::<Vec<_>>());
-                    // what each element is off by, and the rounding of the sum
+                    let off = max_error(activations, &elements().map(|x| f64::from(*x)).collect::<Vec<_>>());
+                    // error of each element, and the rounding of the sum
                     let limit = off * depth as f64 * 128.0 + exact.abs() * 1e-6 + 1e-6;
                     prop_assert!((f64::from(*found) - exact).abs() <= limit, "{found} {exact} {instruction:?}");
                 }
-                prop_assert_eq!(first.get_or_insert_with(|| found.clone()), &found);
+                if instruction.sums_digits() {
+                    prop_assert_eq!(first.get_or_insert_with(|| found.clone()), &found);
+                }
                 // alone, and from another row on, the bits are the same
                 for c in 0..count {
                     let alone = products(instruction, &a[rows / 2 * depth..], depth, &columns[c..][..1], activations, false);
@@ -295,18 +298,18 @@ mod tests {
     #[test]
     fn extremes_do_not_overflow() {
         for instruction in Instruction::available() {
-            let a = vec![-128i8; MOST_DEPTH];
-            let x = vec![-1.0f32; MOST_DEPTH];
+            let a = vec![-128i8; MAX_DEPTH];
+            let x = vec![-1.0f32; MAX_DEPTH];
             for activations in [Activations::F32, Activations::I16] {
                 let column = StridedColumn { values: &x, step: 1 };
-                let found = products(instruction, &a, MOST_DEPTH, &[column], activations, true);
-                assert_eq!(found, [128.0 * MOST_DEPTH as f32]);
+                let found = products(instruction, &a, MAX_DEPTH, &[column], activations, true);
+                assert_eq!(found, [128.0 * MAX_DEPTH as f32]);
             }
         }
     }
 
     #[test]
-    fn what_has_no_digits_is_known() {
+    fn columns_without_digits_are_rejected() {
         for value in [1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
             let is_measured = |step: usize, count: usize| {
                 let column = StridedColumn { values: &[0.5, value, 0.0], step };
@@ -317,7 +320,7 @@ mod tests {
             assert_eq!(is_measured(1, 3), value == 1.0);
             assert!(is_measured(2, 2));
         }
-        let long = vec![1.0; MOST_DEPTH + 1];
+        let long = vec![1.0; MAX_DEPTH + 1];
         assert!(StridedColumn { values: &long, step: 1 }.measured(long.len(), Activations::F32).is_none());
         assert!(StridedColumn { values: &[], step: 1 }.measured(0, Activations::F32).is_none());
     }

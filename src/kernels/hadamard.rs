@@ -1,10 +1,10 @@
 //! Products with `(A x H) diag(s)`: `H` the Hadamard matrix of a power of two, `A` a small dense matrix, `s` signs.
 //!
-//! All variants give the same bits: a butterfly is one addition and one subtraction however wide the vectors are.
+//! All instruction sets give the same bits: a butterfly is one addition and one subtraction for any vector width.
 
 use super::dispatch::{Vectorize, vectorized};
 
-/// Lanes of a group. Butterflies that are closer together than this happen within one.
+/// Lanes of a group. Butterflies of a shorter distance stay within a group.
 const LANES: usize = 16;
 
 /// A matrix `(A x H) diag(s)` of `m * width` rows and columns.
@@ -19,10 +19,11 @@ pub struct KroneckerHadamard<'a> {
 }
 
 impl KroneckerHadamard<'_> {
-    /// `matrix <- (A x H) diag(s) matrix`, for a row-major matrix of so many columns. `scratch` is overwritten.
+    /// Computes `matrix <- (A x H) diag(s) matrix` for a row-major matrix of `columns` columns. `scratch` is
+    /// overwritten.
     ///
     /// # Panics
-    /// When `matrix` hasn't `m * width` rows, `mixing` isn't square, or `width` is no power of two.
+    /// If `matrix` doesn't have `m * width` rows, `mixing` isn't square, or `width` isn't a power of two.
     pub fn multiply(self, matrix: &mut [f32], columns: usize, scratch: &mut Vec<f32>) {
         assert!(self.width.is_power_of_two() && self.signs.len().is_multiple_of(self.width), "width {}", self.width);
         let blocks = self.signs.len() / self.width;
@@ -48,7 +49,7 @@ impl Vectorize for Multiply<'_> {
         if columns == 0 || matrix.is_empty() {
             return;
         }
-        // loops, not closures: a closure isn't compiled again for each instruction set
+        // loops, not closures: a closure isn't compiled for each instruction set
         if columns == 1 {
             for (value, sign) in matrix.iter_mut().zip(by.signs) {
                 *value *= sign;
@@ -73,7 +74,7 @@ impl Vectorize for Multiply<'_> {
     }
 }
 
-/// `to <- sum of factors[i] * block i of from`.
+/// Computes `to <- sum of factors[i] * block i of from`.
 #[inline(always)]
 fn mix(factors: &[f32], from: &[f32], to: &mut [f32]) {
     let block = to.len();
@@ -98,7 +99,7 @@ fn mix(factors: &[f32], from: &[f32], to: &mut [f32]) {
     }
 }
 
-/// `matrix <- H matrix`, for a power of two of rows.
+/// Computes `matrix <- H matrix` for a power of two of rows.
 #[inline(always)]
 fn hadamard(matrix: &mut [f32], columns: usize) {
     let mut half = columns;
@@ -146,7 +147,7 @@ mod tests {
     use super::*;
     use crate::dispatch::InstructionSet;
 
-    /// `sum_j A[a][b] H[h][g] s[b g] x[b g]`, straight from the definition, in f64.
+    /// Definition in f64: `sum_j A[a][b] H[h][g] s[b g] x[b g]`.
     fn by_definition(by: KroneckerHadamard<'_>, matrix: &[f32], columns: usize) -> Vec<f64> {
         let blocks = by.signs.len() / by.width;
         let mut out = vec![0f64; matrix.len()];

@@ -1,6 +1,6 @@
-//! Where the elements of a matrix lie.
+//! Layouts of matrices in slices.
 
-/// A matrix within a slice: where the element of a row and a column is.
+/// Layout of a matrix within a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixLayout {
     /// Distance between rows.
@@ -10,7 +10,7 @@ pub struct MatrixLayout {
 }
 
 impl MatrixLayout {
-    /// How far the last element lies from the first, of a matrix of this size.
+    /// Offset behind the last element of a matrix of this size.
     pub fn extent(self, rows: usize, columns: usize) -> usize {
         if rows == 0 || columns == 0 {
             return 0;
@@ -19,7 +19,7 @@ impl MatrixLayout {
         along(rows, self.row).saturating_add(along(columns, self.column)).saturating_add(1)
     }
 
-    /// Whether no two elements of a matrix of this size share a place.
+    /// Returns whether no two elements of a matrix of this size overlap.
     pub fn is_injective(self, rows: usize, columns: usize) -> bool {
         rows <= 1
             || columns <= 1
@@ -28,33 +28,32 @@ impl MatrixLayout {
     }
 }
 
-/// A result that threads write to, each to rows of its own.
+/// Result that several threads write, each to rows of its own.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct SharedOutput {
     start: *mut f32,
     layout: MatrixLayout,
 }
 
-// SAFETY: the pointer is only given out by `at`, whose callers promise to write to elements of their own.
+// SAFETY: only `at` gives the pointer out, and its callers promise to write to elements of their own.
 unsafe impl Send for SharedOutput {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for SharedOutput {}
 
 impl SharedOutput {
-    /// A result of this layout within a slice, which must outlive all uses.
+    /// Result of this layout within a slice, which must outlive all uses.
     pub fn new(values: &mut [f32], layout: MatrixLayout) -> Self {
         SharedOutput { start: values.as_mut_ptr(), layout }
     }
 
-    /// The layout.
     pub fn layout(self) -> MatrixLayout {
         self.layout
     }
 
-    /// Where an element lies, and the layout.
+    /// Address of an element, and the layout.
     ///
     /// # Safety
-    /// The slice still lives and holds this element; nobody else reads or writes what is written through the pointer.
+    /// The slice is alive and holds this element; nothing else accesses the memory written through the pointer.
     pub unsafe fn at(self, row: usize, column: usize) -> (*mut f32, MatrixLayout) {
         // SAFETY: the element lies within the slice, as promised.
         (unsafe { self.start.add(row * self.layout.row + column * self.layout.column) }, self.layout)

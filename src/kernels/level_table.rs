@@ -1,45 +1,46 @@
-//! The nearest of the levels of a palette.
+//! Search for the nearest level of a palette.
 //!
-//! The level that is nearest to `v` is found by how many middles between two neighbours are below `v`. A table of equal cells over
-//! the range of the middles says how many there are below a cell; those within it are compared. To find the cell rounds, but
-//! in order: of two numbers the larger never has the lower cell, so that no middle of a lower cell is above a number of a higher.
+//! The level nearest to `v` is given by the number of midpoints between adjacent levels below `v`. A table of equal
+//! cells over the range of the midpoints holds how many there are below each cell; those within the cell are compared.
+//! Computing a cell rounds, but monotonically: a larger number never has a lower cell, so no midpoint of a lower cell
+//! is above a number of a higher one.
 
 use super::dispatch::{Vectorize, vectorized};
 
-/// Most levels: an index is a byte.
-const MOST: usize = 256;
-/// Cells for each level.
-const FINENESS: usize = 16;
+/// Maximum levels: an index is a byte.
+const MAX_LEVELS: usize = 256;
+/// Cells per level.
+const CELLS_PER_LEVEL: usize = 16;
 /// Values that are looked up together.
-const TOGETHER: usize = 64;
+const VALUES_AT_A_TIME: usize = 64;
 
-/// The levels of a palette, ascending, and a table by which the nearest one to a value is found.
+/// Levels of a palette in ascending order, and a table to find the one nearest to a value.
 #[derive(Clone, Debug)]
 pub struct LevelTable {
     levels: Vec<f32>,
-    /// Twice the middle between two levels, which is their sum; infinite behind the last.
-    sums: Box<[f32; MOST]>,
-    /// How many sums are in lower cells.
+    /// Twice each midpoint of adjacent levels, which is their sum; infinite behind the last.
+    sums: Box<[f32; MAX_LEVELS]>,
+    /// Number of sums in lower cells.
     below: Vec<u8>,
-    /// Cells in a unit of sums.
+    /// Cells per unit of sums.
     per_unit: f32,
-    /// Most sums of a cell.
+    /// Maximum sums in a cell.
     most: usize,
 }
 
 impl LevelTable {
-    /// That of some levels.
+    /// Table for ascending levels.
     ///
     /// # Panics
-    /// If there are none or more than 256, or if one is below the one before it, or infinite, or NaN.
+    /// If there are none or more than 256, they aren't ascending, or one is infinite or NaN.
     pub fn new(levels: Vec<f32>) -> Self {
-        assert!((1..=MOST).contains(&levels.len()), "{} levels", levels.len());
+        assert!((1..=MAX_LEVELS).contains(&levels.len()), "{} levels", levels.len());
         assert!(levels.is_sorted() && levels.iter().all(|level| level.is_finite()), "{levels:?}");
-        let mut sums = Box::new([f32::INFINITY; MOST]);
+        let mut sums = Box::new([f32::INFINITY; MAX_LEVELS]);
         sums.iter_mut().zip(levels.windows(2)).for_each(|(sum, pair)| *sum = pair[0] + pair[1]);
         let known = &sums[..levels.len() - 1];
         let range = known.last().map_or(0.0, |last| last - sums[0]);
-        let cells = levels.len() * FINENESS;
+        let cells = levels.len() * CELLS_PER_LEVEL;
         let per_unit = if range > 0.0 && range.is_finite() { (cells as f32 / range).min(f32::MAX) } else { 0.0 };
         let mut counts = vec![0; cells];
         known.iter().for_each(|sum| counts[cell(*sum, sums[0], per_unit, cells)] += 1);
@@ -49,13 +50,13 @@ impl LevelTable {
         LevelTable { levels, sums, below, per_unit, most }
     }
 
-    /// The levels.
+    /// Levels of the palette.
     #[inline]
     pub fn levels(&self) -> &[f32] {
         &self.levels
     }
 
-    /// The index of the level nearest to a value; the lower of two that are equally near.
+    /// Index of the level nearest to a value; the lower of two equally near ones.
     #[inline]
     pub fn nearest(&self, value: f32) -> u8 {
         let twice = value + value;
@@ -66,10 +67,10 @@ impl LevelTable {
         index
     }
 
-    /// As [`nearest`](Self::nearest), of each value divided by a scale.
+    /// Indices of the levels nearest to each value divided by `scale`.
     ///
     /// # Panics
-    /// If there are more indices than values, or fewer.
+    /// If `indices` and `values` differ in length.
     pub fn nearest_of_all(&self, values: &[f32], scale: f32, indices: &mut [u8]) {
         assert_eq!(values.len(), indices.len());
         vectorized(Nearest { table: self, values, scale, indices });
@@ -81,11 +82,11 @@ impl LevelTable {
     }
 }
 
-/// In which of so many cells a sum is. What is below all of them is in the first, what is above in the last.
+/// Cell of a sum, clamped to the first and last cell.
 #[inline(always)]
 fn cell(sum: f32, first: f32, per_unit: f32, cells: usize) -> usize {
     let at = (sum - first) * per_unit;
-    // NaN, of an infinite first sum, is in the first
+    // NaN, from an infinite first sum, is in the first cell
     let at = if at > 0.0 { at } else { 0.0 };
     let last = (cells - 1) as f32;
     let at = if at < last { at } else { last };
@@ -93,7 +94,7 @@ fn cell(sum: f32, first: f32, per_unit: f32, cells: usize) -> usize {
     unsafe { at.to_int_unchecked::<i32>() as usize }
 }
 
-/// [`LevelTable::nearest_of_all`].
+/// Work of [`LevelTable::nearest_of_all`].
 struct Nearest<'a> {
     table: &'a LevelTable,
     values: &'a [f32],
@@ -107,9 +108,9 @@ impl Vectorize for Nearest<'_> {
     #[inline(always)]
     fn run(self) {
         let Nearest { table, values, scale, indices } = self;
-        let parts = values.chunks(TOGETHER).zip(indices.chunks_mut(TOGETHER));
+        let parts = values.chunks(VALUES_AT_A_TIME).zip(indices.chunks_mut(VALUES_AT_A_TIME));
         for (values, indices) in parts {
-            let mut twice = [0.0; TOGETHER];
+            let mut twice = [0.0; VALUES_AT_A_TIME];
             for (twice, value) in twice.iter_mut().zip(values) {
                 let value = value / scale;
                 *twice = value + value;
@@ -131,7 +132,7 @@ mod tests {
 
     use super::*;
 
-    /// How many middles are below a value, by looking at all.
+    /// Number of midpoints below a value, by a linear search.
     fn nearest_of(levels: &[f32], value: f32) -> usize {
         levels.windows(2).take_while(|pair| pair[0] + pair[1] < value + value).count()
     }

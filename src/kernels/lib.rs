@@ -1,5 +1,5 @@
-//! Inner loops. Each that has a version for a processor's vector unit has a portable one beside it, against which it is
-//! tested; which one runs is decided when it is called.
+//! Inner loops of the executor and the converter. Each loop with a version for a vector unit has a portable version,
+//! against which it is tested; [`dispatch`] selects one at run time.
 //!
 //! ```
 //! use anec_kernels::{reduce, round};
@@ -11,9 +11,6 @@
 //! ```
 
 pub mod activation;
-pub mod ahead;
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-mod amx;
 pub mod codes;
 mod columns;
 #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
@@ -23,16 +20,17 @@ pub mod distance;
 pub mod dot;
 #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
 mod dotprod;
+pub mod prefetch;
 
 pub mod aligned_buf;
+#[cfg(target_arch = "x86_64")]
+mod byte_planes;
 pub mod hadamard;
 pub mod layout;
 pub mod level_table;
 pub mod matrix;
 pub mod memory;
 pub mod norm24;
-#[cfg(target_arch = "x86_64")]
-mod planes;
 pub mod pool;
 pub mod processor;
 pub mod product;

@@ -1,19 +1,20 @@
-//! Products of two matrices, of f32 and of f32 or what is widened to it.
+//! Products of two matrices, of f32 and of f32 or elements that are widened to it.
 
 use smallvec::SmallVec;
 
 use super::aligned_buf::AlignedBuf;
-use super::columns::{SideBySide, StridedColumn};
-use super::dot::{MOST_COLUMNS, Rows, Stored, Sums, put_dots, values_of};
+use super::columns::{InterleavedColumns, StridedColumn};
+use super::dispatch::{InstructionSet, with_lanes};
+use super::dot::{MAX_COLUMNS, Rows, Stored, Sums, put_dots, values_of};
 use super::layout::MatrixLayout;
-use super::simd::{Dispatch, Kernel, Lanes, Widest};
+use super::simd::{Kernel, Lanes};
 use super::tiles::{self, Widen};
 
-/// Most rows of the first matrix for which going over the second as it lies beats packing it.
+/// Maximum rows of the first matrix for which reading the second one in place beats packing it.
 const FEW: usize = 8;
 
-/// `out = a b`, of sizes `[m, k]` and `[k, n]`; `out` is row-major and overwritten. Elements of `b` that aren't f32 give the
-/// bits that their values in f32 give.
+/// `out = a b`, of sizes `[m, k]` and `[k, n]`; `out` is row-major and overwritten. Elements of `b` that aren't f32
+/// give the bits of their values in f32.
 ///
 /// # Panics
 /// If a slice is too short for its layout.
@@ -27,16 +28,16 @@ pub fn product<B: Stored>(
     if m == 0 || n == 0 {
         return;
     }
-    if k > 0 && m <= MOST_COLUMNS && a_layout.column == 1 && b_layout.row == 1 {
+    if k > 0 && m <= MAX_COLUMNS && a_layout.column == 1 && b_layout.row == 1 {
         let columns: Columns<'_> = (0..m).map(|i| of_column(&a[i * a_layout.row..])).collect();
         let sums = Sums { values: out, row: 1, column: n };
         return by_dots(Rows { values: b, stride: b_layout.column, count: n }, &columns, k, sums);
     }
-    if k > 0 && n <= MOST_COLUMNS && a_layout.column == 1 && b_layout.row == 1 {
+    if k > 0 && n <= MAX_COLUMNS && a_layout.column == 1 && b_layout.row == 1 {
         let Some(b) = B::floats(b) else {
             let mut room = AlignedBuf::new(n * k);
             for (j, room) in room.floats().chunks_exact_mut(k).enumerate() {
-                Widest.run(Widened { elements: &b[j * b_layout.column..][..k], room });
+                with_lanes(Widened { elements: &b[j * b_layout.column..][..k], room });
             }
             let b_layout = MatrixLayout { row: 1, column: k };
             return product((m, k, n), (a, a_layout), (room.as_floats(), b_layout), out);
@@ -46,14 +47,15 @@ pub fn product<B: Stored>(
         return by_dots(Rows { values: a, stride: a_layout.row, count: m }, &columns, k, sums);
     }
     if m <= FEW && b_layout.column == 1 {
-        return Widest.run(Combine { size: (m, k, n), a, a_layout, b, stride: b_layout.row, out });
+        return with_lanes(Combine { size: (m, k, n), a, a_layout, b, stride: b_layout.row, out });
     }
     let rows = Strided::new(a, a_layout, (m, k));
     let out_layout = MatrixLayout { row: n, column: 1 };
-    tiles::multiply(Widest, (m, k, n), &rows, (b, b_layout), |_| (1.0, 0.0), (out, out_layout));
+    tiles::multiply(InstructionSet::best(), (m, k, n), &rows, (b, b_layout), |_| (1.0, 0.0), (out, out_layout));
 }
 
-/// As [`product`], a few rows of the first matrix at a time: each row of the result has the bits that it has alone.
+/// Computes [`product`] a few rows of the first matrix at a time: each row of the result has the bits that it has
+/// alone.
 ///
 /// # Panics
 /// As [`product`].
@@ -86,7 +88,7 @@ impl<'a> Strided<'a> {
     }
 }
 
-// SAFETY: `new` has checked that all elements of so many rows lie within the slice.
+// SAFETY: `new` has checked that all elements of the rows lie within the slice.
 unsafe impl Widen for Strided<'_> {
     fn size(&self) -> (usize, usize) {
         self.size
@@ -111,7 +113,7 @@ unsafe impl Widen for Strided<'_> {
     unsafe fn prefetch<L: Lanes>(&self, _: usize, _: usize) {}
 }
 
-/// Puts the values of elements that aren't f32 into `room`, which is as long.
+/// Widens elements that aren't f32 into `room`, which is as long.
 struct Widened<'a, S> {
     elements: &'a [S],
     room: &'a mut [f32],
@@ -127,20 +129,19 @@ impl<S: Stored> Kernel for Widened<'_, S> {
     }
 }
 
-/// A few columns.
-type Columns<'a> = SmallVec<[StridedColumn<'a>; MOST_COLUMNS]>;
+type Columns<'a> = SmallVec<[StridedColumn<'a>; MAX_COLUMNS]>;
 
-/// A column that lies in one piece.
+/// Contiguous column.
 fn of_column(values: &[f32]) -> StridedColumn<'_> {
     StridedColumn { values, step: 1 }
 }
 
-/// Both matrices have their `k` elements in one piece: the rows of one with a few columns of the other.
+/// Multiplies rows of one matrix with a few columns of the other, both contiguous along `k`.
 fn by_dots<S: Stored>(rows: Rows<'_, S>, columns: &[StridedColumn<'_>], k: usize, sums: Sums<'_>) {
-    put_dots(rows, SideBySide::new(columns, k, k).part(0), sums);
+    put_dots(rows, InterleavedColumns::new(columns, k, k).part(0), sums);
 }
 
-/// Sums of the rows of `b`, which are each in one piece, times the elements of `a`.
+/// Sums of the contiguous rows of `b`, times elements of `a`.
 struct Combine<'a, B> {
     size: (usize, usize, usize),
     a: &'a [f32],
@@ -156,7 +157,7 @@ impl<B: Stored> Kernel for Combine<'_, B> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(mut self) {
         let (m, _, n) = self.size;
-        // as many columns at a time as leave room for the sums of four rows, then one vector of them
+        // columns in batches that leave registers for the sums of four rows, then one vector at a time
         let mut column = 0;
         while column + L::COUNT <= n {
             let wide = column + 4 * L::COUNT <= n && L::REGISTERS >= 32;
@@ -179,7 +180,7 @@ impl<B: Stored> Kernel for Combine<'_, B> {
 }
 
 impl<B: Stored> Combine<'_, B> {
-    /// `V` vectors of columns of all rows of the result; gives how many columns they are.
+    /// Computes `V` vectors of columns for all rows of the result; returns their number of columns.
     ///
     /// # Safety
     /// The processor has the instruction set of `L`; that many columns follow `column`.
@@ -203,7 +204,7 @@ impl<B: Stored> Combine<'_, B> {
         V * L::COUNT
     }
 
-    /// `R` rows and `V` vectors of columns of the result; gives the number of rows.
+    /// Computes `R` rows and `V` vectors of columns of the result; returns `R`.
     ///
     /// # Safety
     /// As [`rows`](Combine::rows); that many rows follow `row`.
@@ -233,7 +234,7 @@ impl<B: Stored> Combine<'_, B> {
         R
     }
 
-    /// One element of the result.
+    /// Element of the result.
     fn element(&self, row: usize, column: usize) -> f32 {
         let a = |j: usize| self.a[row * self.a_layout.row + j * self.a_layout.column];
         (0..self.size.1).map(|j| a(j) * self.b[j * self.stride + column].value()).sum()
@@ -245,17 +246,16 @@ mod tests {
     use half::f16;
 
     use super::super::dot::tests::noise;
-    use super::super::simd::tests::each;
     use super::*;
 
     #[test]
     fn rows_are_combined_alike_by_every_instruction_set() {
         for (m, k, n) in [(1, 3, 64), (7, 20, 101), (8, 1, 16), (5, 9, 40), (2, 0, 17)] {
             let (a, b) = (noise(m * k, 1), noise(k * (n + 2), 2));
-            each(|set| {
+            InstructionSet::available().for_each(|set| {
                 let mut out = vec![f32::NAN; m * n];
                 let a_layout = MatrixLayout { row: 1, column: m };
-                set.run(Combine { size: (m, k, n), a: &a, a_layout, b: &b, stride: n + 2, out: &mut out });
+                set.run_lanes(Combine { size: (m, k, n), a: &a, a_layout, b: &b, stride: n + 2, out: &mut out });
                 for (i, found) in out.iter().enumerate() {
                     let exact: f32 = (0..k).map(|j| a[i / n + j * m] * b[j * (n + 2) + i % n]).sum();
                     assert!((found - exact).abs() < 1e-5, "{set:?} {m} {k} {n}: {found} {exact}");
@@ -309,8 +309,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_in_half_precision_gives_the_bits_of_its_values() {
-        // by columns of the second, by columns of the first, row by row and in tiles
+    fn half_precision_gives_the_bits_of_its_values() {
+        // by columns of the second, by columns of the first, row by row, and in tiles
         for (m, k, n) in [(3, 64, 40), (20, 50, 7), (7, 40, 70), (30, 64, 150), (40, 200, 64), (2, 0, 3)] {
             let (a, halves) = (noise(m * k, 1), noise(k * n, 2).into_iter().map(f16::from_f32).collect::<Vec<_>>());
             let values: Vec<f32> = halves.iter().map(|half| half.to_f32()).collect();

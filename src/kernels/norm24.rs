@@ -1,18 +1,18 @@
-//! The 24-norm, which is nearly the largest magnitude, and its gradient. All processors give the same bits.
+//! The 24-norm, a smooth approximation of the largest magnitude, and its gradient. All processors give the same bits.
 
 use super::dispatch::{Vectorize, vectorized};
 
-/// Sums run in this many lanes.
+/// Lanes of a sum.
 const LANES: usize = 16;
-/// Lanes are f32 for this many values, then are added up in f64.
+/// Values that are summed in f32 lanes before the lanes are added in f64.
 const RUN: usize = 1024;
-/// Smaller parts of the largest magnitude count as zero: their 23rd powers would be subnormal numbers, with which
-/// processors are a hundred times slower.
+/// Fraction of the largest magnitude below which values count as zero: their 23rd powers would be subnormal, which is a
+/// hundred times slower.
 const SMALL: f32 = 0.05;
 
-/// Turns values `v` into `r^23 / m`, and gives the sum of `r^24`, where `r = v / m` and `m` is `largest`, the largest
-/// magnitude among them and others, which isn't zero. With the sum `s` over all, `ln |v|_24 = ln m + ln(s) / 24`, and its
-/// gradient is what the values became, divided by `s`.
+/// Replaces values `v` by `r^23 / m` and returns the sum of `r^24`, where `r = v / m` and `m` is `largest`, the
+/// non-zero largest magnitude among them and others. With the sum `s` over all, `ln |v|_24 = ln m + ln(s) / 24`, and
+/// its gradient is the new values divided by `s`.
 pub fn norm24_slopes(values: &mut [f32], largest: f32) -> f64 {
     struct Work<'a> {
         values: &'a mut [f32],

@@ -1,19 +1,19 @@
-//! The threads that steps divide their work among.
+//! Thread pool of the executor.
 //!
-//! A call of a function is a few hundred products, each divided among threads, with small steps between them that one
-//! thread does alone. Waking a thread takes as long as a small product does, so a thread without work looks for some for
-//! a while before it goes to sleep.
+//! A call of a function is a few hundred products, each divided among threads, with small sequential steps between
+//! them. Waking a thread takes as long as a small product, so an idle thread polls for work for a while before it
+//! sleeps.
 //!
-//! The calling thread works, too, and any number of threads may have work at a time. The parts of it are divided into a few
-//! ranges, from which threads claim them with atomic counters: a thread begins with a range of its own, for memory is read
-//! fastest from end to end, and goes on with what the others have left. While a thread does a part it never waits for
-//! another: what a part would divide further it does by itself. So no two threads can wait for each other.
+//! The calling thread works too, and several threads may submit work at the same time. Parts are divided into a few
+//! ranges, from which threads claim them with atomic counters: a thread begins with a range of its own, because memory
+//! is read fastest sequentially, and continues with parts that others left. A thread never waits inside a part: nested
+//! divisions run on the thread itself. So threads can't deadlock.
 //!
-//! The threads are those of the process: as many as [`set_threads`] says before the first work is divided, else as many as
-//! rayon would use. They are never ended, and a process that is forked has none of them: the child must not compute.
+//! The pool belongs to the process. [`set_threads`] sets its size before the first work is divided; the default is that
+//! of rayon. Threads never end, and a forked process has none of them: a child must not compute.
 //!
-//! `protocol` is what threads do with each other. Loom tries the ways in which its steps may follow each other:
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p anec-kernels --lib --target-dir target/loom loom`.
+//! `protocol` is the synchronization. Loom tests interleavings of its steps: `RUSTFLAGS="--cfg loom" cargo test
+//! --release -p anec-kernels --lib --target-dir target/loom loom`.
 
 mod protocol;
 mod sync;
@@ -24,28 +24,28 @@ use std::sync::OnceLock;
 
 use protocol::ThreadPool;
 
-/// Elements beyond which a step that does little with each is worth dividing.
+/// Minimum elements for which a step with little work per element is divided.
 pub const LARGE: usize = 1 << 15;
-/// Elements that a part of it then has.
+/// Elements of a part of such a step.
 pub const PART: usize = LARGE / 4;
 
 thread_local! {
-    /// Whether this thread does a part of some work.
-    static ENGAGED: Cell<bool> = const { Cell::new(false) };
+    /// Whether this thread is inside a part.
+    static IN_PART: Cell<bool> = const { Cell::new(false) };
 }
 
-/// How many threads there are, once it has been decided.
+/// Number of threads, once decided.
 static THREADS: OnceLock<usize> = OnceLock::new();
 
-/// How many threads work is divided among, the calling one included.
+/// Returns the number of threads, including the calling one.
 pub fn threads() -> usize {
     *THREADS.get_or_init(|| rayon::current_num_threads().max(1))
 }
 
-/// Says how many threads work is divided among, the calling one included.
+/// Sets the number of threads, including the calling one.
 ///
 /// # Errors
-/// The number of threads, if it has been decided already: it was set, asked for, or work was divided.
+/// The current number of threads if it is decided already: it was set, read, or work was divided.
 pub fn set_threads(threads: NonZeroUsize) -> Result<(), usize> {
     match THREADS.set(threads.get()) {
         Err(_) if self::threads() != threads.get() => Err(self::threads()),
@@ -53,60 +53,60 @@ pub fn set_threads(threads: NonZeroUsize) -> Result<(), usize> {
     }
 }
 
-/// The threads of this process. There is one less than there are to be, for the calling thread works, too.
+/// Pool of the process. It has one thread less than [`threads`], because the calling thread works too.
 fn pool() -> &'static ThreadPool {
     static POOL: OnceLock<&ThreadPool> = OnceLock::new();
     POOL.get_or_init(|| {
         let pool: &ThreadPool = Box::leak(Box::new(ThreadPool::new()));
         for i in 1..threads() {
             let help = move || {
-                let _engaged = Engaged::new();
+                let _engaged = InPart::new();
                 pool.help();
             };
-            // without them the work is done all the same
+            // if no thread starts, the caller does all the work
             let _ = std::thread::Builder::new().name(format!("executor {i}")).spawn(help);
         }
         pool
     })
 }
 
-/// Does `part` for every number below `count`, each once, in no order, on as many threads as there are. A panic in a
-/// part goes on in the caller, after the parts under way have ended.
+/// Calls `part` once for each number below `count`, in no order, on all threads. A panic in a part continues in the
+/// caller after all running parts have ended.
 pub fn for_each(count: usize, part: impl Fn(usize) + Sync) {
-    if count <= 1 || ENGAGED.get() || threads() == 1 {
+    if count <= 1 || IN_PART.get() || threads() == 1 {
         return (0..count).for_each(part);
     }
-    let _engaged = Engaged::new();
+    let _engaged = InPart::new();
     pool().divide(&part, count, threads());
 }
 
-/// Does `part` for every `size` elements of `values` (at the end there may be fewer) and the number of the piece, as
+/// Calls `part` for each `size` elements of `values` (the last chunk may be shorter) with the number of the chunk, as
 /// [`for_each`].
 ///
 /// # Panics
 /// If `size` is 0.
 pub fn for_each_chunk<T: Send>(values: &mut [T], size: usize, part: impl Fn(usize, &mut [T]) + Sync) {
-    /// Where the elements begin.
-    struct Start<T>(*mut T);
-    // SAFETY: every thread gets other elements, which may be sent to it.
-    unsafe impl<T: Send> Sync for Start<T> {}
-    impl<T> Start<T> {
+    /// Address of the first element.
+    struct StartPointer<T>(*mut T);
+    // SAFETY: each thread gets different elements, which may be sent to it.
+    unsafe impl<T: Send> Sync for StartPointer<T> {}
+    impl<T> StartPointer<T> {
         fn pointer(&self) -> *mut T {
             self.0
         }
     }
 
-    let (length, start) = (values.len(), Start(values.as_mut_ptr()));
+    let (length, start) = (values.len(), StartPointer(values.as_mut_ptr()));
     for_each(length.div_ceil(size), |i| {
         let first = i * size;
-        // SAFETY: `first` is less than `length`, the piece ends at `length` at most, and each `i` is given once.
+        // SAFETY: `first` is less than `length`, the piece ends within `length`, and each `i` occurs once.
         let piece = unsafe { std::slice::from_raw_parts_mut(start.pointer().add(first), size.min(length - first)) };
         part(i, piece);
     });
 }
 
-/// Does `part` for parts of `values` that follow each other, each with the number of its first: by several threads if there are
-/// [many](LARGE).
+/// Calls `part` for consecutive parts of `values`, each with the index of its first element, on several threads if
+/// there are [many](LARGE) values.
 pub fn for_each_part<T: Send>(values: &mut [T], part: impl Fn(usize, &mut [T]) + Sync) {
     match values.len() > LARGE {
         true => for_each_chunk(values, PART, |i, values| part(i * PART, values)),
@@ -114,7 +114,7 @@ pub fn for_each_part<T: Send>(values: &mut [T], part: impl Fn(usize, &mut [T]) +
     }
 }
 
-/// As [`for_each_part`], for parts of whole rows of so many values, each with the number of its first row.
+/// Calls `part` for parts of whole rows of `width` values, each with the number of its first row, as [`for_each_part`].
 pub fn for_each_part_of_rows<T: Send>(values: &mut [T], width: usize, part: impl Fn(usize, &mut [T]) + Sync) {
     let rows = PART.div_ceil(width.max(1));
     match values.len() > LARGE {
@@ -123,24 +123,24 @@ pub fn for_each_part_of_rows<T: Send>(values: &mut [T], width: usize, part: impl
     }
 }
 
-/// Does `part` for each of `items` and its number, as [`for_each`].
+/// Calls `part` for each of `items` with its number, as [`for_each`].
 pub fn for_each_mut<T: Send>(items: &mut [T], part: impl Fn(usize, &mut T) + Sync) {
     for_each_chunk(items, 1, |i, items| items.iter_mut().for_each(|item| part(i, item)));
 }
 
-/// Marks this thread as doing a part until it is dropped.
-struct Engaged;
+/// Guard that marks this thread as being inside a part.
+struct InPart;
 
-impl Engaged {
+impl InPart {
     fn new() -> Self {
-        ENGAGED.set(true);
-        Engaged
+        IN_PART.set(true);
+        InPart
     }
 }
 
-impl Drop for Engaged {
+impl Drop for InPart {
     fn drop(&mut self) {
-        ENGAGED.set(false);
+        IN_PART.set(false);
     }
 }
 
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_the_helpers_live_on() {
+    fn a_panic_reaches_the_caller_and_the_helpers_survive() {
         for culprit in 0..20 {
             let outcome = catch_unwind(AssertUnwindSafe(|| {
                 for_each(20, |i| {

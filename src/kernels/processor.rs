@@ -1,11 +1,12 @@
-//! What of this processor the inner loops use.
+//! Instructions that the kernels use on this processor.
 
-use super::simd::{Dispatch, Kernel, Lanes, Widest};
+use super::dispatch::{limit_name, with_lanes};
+use super::simd::{Kernel, Lanes};
 
-/// Says which vectors a kernel is run with.
-struct Vectors;
+/// Name of the vectors that a kernel runs with.
+struct VectorName;
 
-impl Kernel for Vectors {
+impl Kernel for VectorName {
     type Output = &'static str;
 
     #[inline(always)]
@@ -14,13 +15,12 @@ impl Kernel for Vectors {
     }
 }
 
-/// The vector unit, `portable` where there is none that code is written for, and then what multiplies bytes: of `SDOT`,
-/// `SMMLA`, `VNNI`, `VBMI` and `AMX` those that are there.
-pub fn processor() -> Vec<&'static str> {
-    let mut found = vec![Widest.run(Vectors)];
+/// Returns the vector unit (`portable` if none has kernels of its own), followed by the available instructions that
+/// multiply bytes, and by the [limit](super::dispatch::LIMIT_VARIABLE) if the environment sets one.
+pub fn processor() -> Vec<String> {
+    let mut names = vec![with_lanes(VectorName).to_owned()];
     #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
-    found.extend(super::dotprod::Instruction::names());
-    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    found.extend(super::amx::is_available().then_some("AMX"));
-    found
+    names.extend(super::dotprod::Instruction::names().map(str::to_owned));
+    names.extend(limit_name().map(|name| format!("limited to {name} by {}", super::dispatch::LIMIT_VARIABLE)));
+    names
 }

@@ -1,29 +1,28 @@
-//! The inner loops of conversion, written so that the compiler vectorizes them, and compiled for the vector units that
-//! the processor turns out to have. All variants give the same bits: there is no fused multiply-add, and sums run in
-//! a fixed number of lanes. Counts add without a check for overflow, which would keep loops from being vectorized; a run
-//! is too short to overflow them.
+//! Inner loops of conversion, vectorized by the compiler for each instruction set. All give the same bits: there is no
+//! fused multiply-add, and sums run in a fixed number of lanes. Counts add without overflow checks, which would prevent
+//! vectorization; a run is too short to overflow.
 
-use super::dispatch::{Vectorize, vectorized};
+use crate::vectorized_fn;
 
-/// Sums run in this many lanes.
+/// Lanes of a sum.
 const LANES: usize = 16;
-/// Lanes are f32 for this many values, then are added up in f64.
+/// Values that are summed in f32 lanes before the lanes are added in f64.
 const RUN: usize = 4096;
 /// 1.5 * 2^23: adding it to a number below 2^22 in magnitude leaves the nearest integer (ties to even) in the low bits.
 const ROUND: f32 = 12_582_912.0;
 
-/// Sums of squares over values and over what they became.
+/// Sums of squares over values and their quantized results.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Squares {
-    /// Of the values.
+    /// Sum over the values.
     pub source: f64,
-    /// Of what they became.
+    /// Sum over the results.
     pub result: f64,
-    /// Of the differences.
+    /// Sum over the differences.
     pub error: f64,
 }
 
-/// The measures of a run, in lanes: sums of squares as [`Squares`] has them, and counts of what vanished.
+/// Lanes of [`Squares`], and counts of vanished values.
 struct LaneSums {
     squares: [[f32; LANES]; 3],
     gone: [u32; LANES],
@@ -32,7 +31,7 @@ struct LaneSums {
 impl LaneSums {
     const ZERO: Self = LaneSums { squares: [[0.0; LANES]; 3], gone: [0; LANES] };
 
-    /// Adds values and what they became.
+    /// Adds values and their results.
     #[inline(always)]
     fn add(&mut self, x: &[f32; LANES], y: &[f32; LANES]) {
         for i in 0..LANES {
@@ -44,7 +43,7 @@ impl LaneSums {
         }
     }
 
-    /// The sums over lanes, each from the first lane to the last; the three of squares go on side by side.
+    /// Totals over the lanes, from the first lane to the last.
     #[inline(always)]
     fn totals(&self) -> (Squares, u64) {
         let mut totals = [0f64; 3];
@@ -59,8 +58,8 @@ impl LaneSums {
     }
 }
 
-/// Rounds values, lane by lane, and measures what `round` gives beside what it writes. Sums of f32 are added up in f64 after
-/// every `run` of values.
+/// Rounds values lane by lane with `round`, which also writes the output, and measures the results. f32 sums are added
+/// in f64 after every `run` of values.
 #[inline(always)]
 fn rounded<T: Copy + Default>(
     values: &[f32],
@@ -98,43 +97,22 @@ impl std::ops::AddAssign for Squares {
     }
 }
 
-/// A function that is compiled for each instruction set.
-macro_rules! for_each_processor {
-    ($(#[$doc:meta])* pub fn $name:ident<$life:lifetime>($($argument:ident: $ty:ty),*) -> $result:ty = $generic:ident) => {
-        $(#[$doc])*
-        pub fn $name<$life>($($argument: $ty),*) -> $result {
-            struct Work<$life> {
-                $($argument: $ty),*
-            }
-            impl<$life> Vectorize for Work<$life> {
-                type Output = $result;
-
-                #[inline(always)]
-                fn run(self) -> $result {
-                    $generic($(self.$argument),*)
-                }
-            }
-            vectorized(Work { $($argument),* })
-        }
-    };
-}
-
-for_each_processor! {
-    /// The largest magnitude. NaN and infinities count as larger than every number, so the result is finite exactly if
-    /// all values are.
+vectorized_fn! {
+    /// Returns the largest magnitude. NaN and infinities count as larger than every number, so the result is finite
+    /// exactly if all values are.
     pub fn largest_magnitude<'a>(values: &'a [f32]) -> f32 = largest_magnitude_generic
 }
 
 #[inline(always)]
 fn largest_magnitude_generic(values: &[f32]) -> f32 {
-    // without the sign bit, the order of floats is the order of their bits
+    // without the sign bit, floats are ordered like their bits
     f32::from_bits(values.iter().fold(0, |largest, value| largest.max(value.to_bits() & 0x7fff_ffff)))
 }
 
-for_each_processor! {
-    /// Rounds `values / scale` to the nearest integers from the first to the second of `range` (-128 to 127 at most), as
-    /// bytes; sums squares for the measures and counts values other than zero that became zero. Values must be finite,
-    /// `scale` positive; `out` is as long as `values`.
+vectorized_fn! {
+    /// Rounds `values / scale` to the nearest integers within `range` (-128 to 127 at most), as bytes. Returns sums of
+    /// squares, and the count of non-zero values that became zero. Values must be finite, `scale` positive; `out` is as
+    /// long as `values`.
     pub fn quantize<'a>(values: &'a [f32], scale: f32, range: [i8; 2], out: &'a mut [u8]) -> (Squares, u64) =
         quantize_generic
 }
@@ -158,8 +136,8 @@ fn quantize_generic(values: &[f32], scale: f32, range: [i8; 2], out: &mut [u8]) 
     })
 }
 
-for_each_processor! {
-    /// How many of `values` are larger than `limit` in magnitude.
+vectorized_fn! {
+    /// Counts values larger than `limit` in magnitude.
     pub fn count_above<'a>(values: &'a [f32], limit: f32) -> u64 = count_above_generic
 }
 
@@ -169,8 +147,8 @@ fn count_above_generic(values: &[f32], limit: f32) -> u64 {
     values.chunks(RUN).map(|run| u64::from(count(run))).sum()
 }
 
-for_each_processor! {
-    /// Sums squares of `values` and of `results`, which they became, and counts values other than zero that became zero.
+vectorized_fn! {
+    /// Returns sums of squares of `values` and their `results`, and the count of non-zero values that became zero.
     pub fn compare<'a>(values: &'a [f32], results: &'a [f32]) -> (Squares, u64) = compare_generic
 }
 
@@ -198,13 +176,13 @@ fn compare_generic(values: &[f32], results: &[f32]) -> (Squares, u64) {
     (squares, vanished)
 }
 
-/// Values that are rounded to fp16 before their sums, of f32, are added up in f64.
+/// Values that are rounded to fp16 before their f32 sums are added in f64.
 const HALVES: usize = 1024;
 /// Smallest normal fp16.
 const SMALLEST_NORMAL: u32 = 0x3880_0000;
-for_each_processor! {
-    /// Rounds values to the nearest fp16 (ties to even), as little-endian bytes; measures as [`quantize`] does. No value is
-    /// beyond fp16; `out` is twice as long as `values`.
+vectorized_fn! {
+    /// Rounds values to the nearest fp16 (ties to even), as little-endian bytes. Returns the measures of [`quantize`].
+    /// No value is beyond fp16; `out` is as long as `values`.
     pub fn round_to_halves<'a>(values: &'a [f32], out: &'a mut [[u8; 2]]) -> (Squares, u64) = round_to_halves_generic
 }
 
@@ -213,15 +191,15 @@ fn round_to_halves_generic(values: &[f32], out: &mut [[u8; 2]]) -> (Squares, u64
     rounded(values, out, HALVES, round_lanes)
 }
 
-/// Rounds to fp16; gives the same as f32. To a magnitude, a power of two is added whose last bit is what fp16's last bit is
-/// worth there: the sum is rounded to it. Subnormal numbers have the last bit of the smallest normal one.
+/// Rounds to fp16, and returns the results as f32. Adding a power of two whose last bit has the weight of fp16's last
+/// bit rounds a magnitude to it. Subnormal numbers have the last bit of the smallest normal one.
 #[inline(always)]
 fn round_lanes(x: &[f32; LANES], halves: &mut [[u8; 2]; LANES]) -> [f32; LANES] {
     /// Bits of f32's mantissa that fp16 lacks.
     const LOST: u32 = 13;
-    /// f32's exponent.
+    /// Exponent bits of an f32.
     const EXPONENT: u32 = 0x7f80_0000;
-    /// The exponent of the smallest normal number, at the place of fp16's.
+    /// Exponent of the smallest normal fp16, at the position of fp16's exponent.
     const REBIAS: u32 = SMALLEST_NORMAL >> LOST;
     let mut rounded = [0f32; LANES];
     for i in 0..LANES {
@@ -230,7 +208,7 @@ fn round_lanes(x: &[f32; LANES], halves: &mut [[u8; 2]; LANES]) -> [f32; LANES] 
         let exponent = (magnitude & EXPONENT).max(SMALLEST_NORMAL);
         let power = exponent.wrapping_add(LOST << 23);
         let sum = f32::from_bits(magnitude) + f32::from_bits(power);
-        // the units that the power has more are the mantissa with its first bit, which adds one to the exponent
+        // units beyond the power are the mantissa with its first bit, which adds one to the exponent
         let units = sum.to_bits().wrapping_sub(power);
         let half = units.wrapping_add((exponent >> LOST).wrapping_sub(REBIAS));
         let value = (sum - f32::from_bits(power)).to_bits();
@@ -283,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_is_larger_than_everything() {
+    fn non_finite_values_are_larger_than_everything() {
         for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for place in [0, 17, 40] {
                 let mut values = vec![f32::MAX; 41];
@@ -294,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn ties_go_to_even_and_the_ends_are_held() {
+    fn ties_go_to_even_and_the_ends_are_clamped() {
         let mut out = [0; 6];
         quantize(&[0.5, 1.5, -2.5, 127.4, 200.0, -200.0], 1.0, [-127, 127], &mut out);
         assert_eq!(out.map(|q| q as i8), [0, 2, -2, 127, 127, -127]);
@@ -317,7 +295,7 @@ mod tests {
 
     #[test]
     fn halves_are_the_nearest_and_measured_like_any_numbers() {
-        // all fp16, what is between two of them, what is right beside that, and both zeros
+        // all fp16 numbers, midpoints between two of them, their f32 neighbours, and both zeros
         let ends = (0..=f16::MAX.to_bits()).flat_map(|bits| {
             let (low, high) = (f16::from_bits(bits).to_f32(), f16::from_bits(bits + 1).to_f32());
             let middle = if high.is_finite() { (low + high) / 2.0 } else { low };
@@ -340,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_vanishes_is_counted() {
+    fn values_that_become_zero_are_counted() {
         let (squares, vanished) = compare(&[1.0, 1e-9, 0.0, -2.0], &[1.0, 0.0, 0.0, -1.0]);
         assert_eq!(vanished, 1);
         assert_eq!((squares.source, squares.result), (5.0, 2.0));

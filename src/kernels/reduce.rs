@@ -1,24 +1,25 @@
-//! Sums and maxima of a slice, in lanes that the compiler can keep in vector registers, those of the
-//! [code that calls them](crate::dispatch); and of columns that lie side by
-//! side, each with the bits that its slice would have.
+//! Sums and maxima of a slice, in lanes that the compiler keeps in vector registers of the [calling
+//! code](crate::dispatch); and of adjacent columns, each with the bits of the same reduction over a slice.
+
+use crate::vectorized_fn;
 
 const LANES: usize = 16;
 /// Columns that are reduced at a time.
-pub const BESIDE: usize = 16;
+pub const COLUMNS: usize = 16;
 
-/// The sum, in 16 partial sums.
+/// Sum, in 16 partial sums.
 #[inline(always)]
 pub fn sum(values: &[f32]) -> f32 {
     sum_of(values, |v| v)
 }
 
-/// The sum of the squares.
+/// Sum of squares.
 #[inline(always)]
 pub fn sum_of_squares(values: &[f32]) -> f32 {
     sum_of(values, |v| v * v)
 }
 
-/// The sum of `function` of each value.
+/// Sum of `function` of each value.
 #[inline(always)]
 pub fn sum_of(values: &[f32], function: impl Fn(f32) -> f32) -> f32 {
     let (chunks, rest) = values.as_chunks::<LANES>();
@@ -38,7 +39,7 @@ pub fn sum_of(values: &[f32], function: impl Fn(f32) -> f32) -> f32 {
     lanes[0] + rest.iter().map(|v| function(*v)).sum::<f32>()
 }
 
-/// The largest value; -inf of none.
+/// Largest value; -inf for an empty slice.
 #[inline(always)]
 pub fn max(values: &[f32]) -> f32 {
     let (chunks, rest) = values.as_chunks::<LANES>();
@@ -51,8 +52,8 @@ pub fn max(values: &[f32]) -> f32 {
     lanes.into_iter().chain(rest.iter().copied()).fold(f32::NEG_INFINITY, f32::max)
 }
 
-/// The lanes of each of [`BESIDE`] columns of `depth` elements, as far as these fill all lanes: element `k` of column
-/// `c` is `values[k * stride + c]`.
+/// Lanes of each of [`COLUMNS`] columns of `depth` elements, over all whole groups of lanes: element `k` of column `c`
+/// is `values[k * stride + c]`.
 #[inline(always)]
 fn lanes_of_columns(
     values: &[f32],
@@ -60,10 +61,10 @@ fn lanes_of_columns(
     depth: usize,
     start: f32,
     combine: impl Fn(f32, f32) -> f32,
-) -> [[f32; BESIDE]; LANES] {
-    let mut lanes = [[start; BESIDE]; LANES];
+) -> [[f32; COLUMNS]; LANES] {
+    let mut lanes = [[start; COLUMNS]; LANES];
     for k in 0..depth - depth % LANES {
-        let row = &values[k * stride..][..BESIDE];
+        let row = &values[k * stride..][..COLUMNS];
         for (lane, value) in lanes[k % LANES].iter_mut().zip(row) {
             *lane = combine(*lane, *value);
         }
@@ -73,7 +74,7 @@ fn lanes_of_columns(
 
 /// [`sum_of`] of each column.
 #[inline(always)]
-fn sums(values: &[f32], stride: usize, depth: usize, function: impl Fn(f32) -> f32) -> [f32; BESIDE] {
+fn sums(values: &[f32], stride: usize, depth: usize, function: impl Fn(f32) -> f32) -> [f32; COLUMNS] {
     let mut lanes = lanes_of_columns(values, stride, depth, 0.0, |sum, value| sum + function(value));
     let mut width = LANES / 2;
     while width > 0 {
@@ -88,20 +89,20 @@ fn sums(values: &[f32], stride: usize, depth: usize, function: impl Fn(f32) -> f
 }
 
 #[inline(always)]
-fn sum_body(values: &[f32], stride: usize, depth: usize) -> [f32; BESIDE] {
+fn sum_body(values: &[f32], stride: usize, depth: usize) -> [f32; COLUMNS] {
     sums(values, stride, depth, |v| v)
 }
 
 #[inline(always)]
-fn squares_body(values: &[f32], stride: usize, depth: usize) -> [f32; BESIDE] {
+fn squares_body(values: &[f32], stride: usize, depth: usize) -> [f32; COLUMNS] {
     sums(values, stride, depth, |v| v * v)
 }
 
 #[inline(always)]
-fn max_body(values: &[f32], stride: usize, depth: usize) -> [f32; BESIDE] {
+fn max_body(values: &[f32], stride: usize, depth: usize) -> [f32; COLUMNS] {
     let larger = |most: f32, value: f32| if value > most { value } else { most };
     let lanes = lanes_of_columns(values, stride, depth, f32::NEG_INFINITY, larger);
-    let mut most = [f32::NEG_INFINITY; BESIDE];
+    let mut most = [f32::NEG_INFINITY; COLUMNS];
     for lane in lanes {
         most.iter_mut().zip(lane).for_each(|(most, value)| *most = most.max(value));
     }
@@ -111,44 +112,24 @@ fn max_body(values: &[f32], stride: usize, depth: usize) -> [f32; BESIDE] {
     most
 }
 
-/// Functions of columns, with the processor's vector unit.
 macro_rules! of_columns {
     ($($(#[$doc:meta])* $name:ident => $body:ident;)*) => {$(
-        $(#[$doc])*
-        ///
-        /// # Panics
-        /// If `values` is too short: element `k` of column `c` is `values[k * stride + c]`.
-        pub fn $name(values: &[f32], stride: usize, depth: usize) -> [f32; BESIDE] {
-            #[cfg(target_arch = "x86_64")]
-            {
-                #[target_feature(enable = "avx2")]
-                fn by_eight(values: &[f32], stride: usize, depth: usize) -> [f32; BESIDE] {
-                    $body(values, stride, depth)
-                }
-                #[target_feature(enable = "avx512f")]
-                fn by_sixteen(values: &[f32], stride: usize, depth: usize) -> [f32; BESIDE] {
-                    $body(values, stride, depth)
-                }
-                if is_x86_feature_detected!("avx512f") {
-                    // SAFETY: the feature was just found.
-                    return unsafe { by_sixteen(values, stride, depth) };
-                }
-                if is_x86_feature_detected!("avx2") {
-                    // SAFETY: as above.
-                    return unsafe { by_eight(values, stride, depth) };
-                }
-            }
-            $body(values, stride, depth)
+        vectorized_fn! {
+            $(#[$doc])*
+            ///
+            /// # Panics
+            /// If `values` is too short: element `k` of column `c` is `values[k * stride + c]`.
+            pub fn $name<'a>(values: &'a [f32], stride: usize, depth: usize) -> [f32; COLUMNS] = $body
         }
     )*};
 }
 
 of_columns! {
-    /// [`sum`] of each of [`BESIDE`] columns of `depth` elements.
+    /// [`sum`] of each of [`COLUMNS`] columns of `depth` elements.
     sum_of_columns => sum_body;
-    /// [`sum_of_squares`] of each of [`BESIDE`] columns of `depth` elements.
+    /// [`sum_of_squares`] of each of [`COLUMNS`] columns of `depth` elements.
     sum_of_squares_of_columns => squares_body;
-    /// [`max`] of each of [`BESIDE`] columns of `depth` elements.
+    /// [`max`] of each of [`COLUMNS`] columns of `depth` elements.
     max_of_columns => max_body;
 }
 
@@ -160,14 +141,14 @@ mod tests {
     #[test]
     fn columns_have_the_bits_of_their_slices() {
         for depth in [1, 15, 16, 37, 200] {
-            for stride in [BESIDE, BESIDE + 5] {
+            for stride in [COLUMNS, COLUMNS + 5] {
                 let mut values = noise(depth * stride, depth as u32);
                 values.iter_mut().step_by(7).for_each(|v| *v *= 1000.0);
                 if depth == 37 {
                     values[stride + 3] = f32::NAN;
                     values[36 * stride + 4] = f32::NAN;
                 }
-                let check = |columns: [f32; BESIDE], slice: fn(&[f32]) -> f32| {
+                let check = |columns: [f32; COLUMNS], slice: fn(&[f32]) -> f32| {
                     for (c, found) in columns.into_iter().enumerate() {
                         let column: Vec<f32> = (0..depth).map(|k| values[k * stride + c]).collect();
                         assert_eq!(found.to_bits(), slice(&column).to_bits(), "{depth} {stride} {c}");

@@ -2,10 +2,10 @@
 
 use crate::dispatch::{Vectorize, vectorized};
 
-/// Halfway between the largest fp16 and the next number that it would have with a wider exponent.
+/// Smallest magnitude that rounds to infinity in fp16.
 const LIMIT: f32 = 65520.0;
 
-/// Rounds every value to fp16, to nearest even; what is beyond its range becomes infinite.
+/// Rounds each value to fp16: nearest even, infinite beyond the range.
 pub fn round_to_f16(values: &mut [f32]) {
     struct Rounding<'a>(&'a mut [f32]);
     impl Vectorize for Rounding<'_> {
@@ -19,17 +19,17 @@ pub fn round_to_f16(values: &mut [f32]) {
     vectorized(Rounding(values));
 }
 
-/// The bits of a number's exponent.
+/// Exponent bits of an f32.
 pub const EXPONENT: u32 = 0x7f80_0000;
 
-/// What a number is added to and taken away from again to be left with so many significant bits, to nearest even, where `power`
-/// are the bits of the power of two below it: 1.5 times 2^23 units of its last place, a sum with which has no bits below the unit.
+/// Number whose addition and subtraction rounds another one to `significant_bits`, nearest even; `power` holds the bits
+/// of the power of two below that number. It is 1.5 times 2^23 units of the last place that remains.
 #[inline(always)]
 pub fn rounding_shift(power: u32, significant_bits: u32) -> f32 {
     f32::from_bits(power.wrapping_add((24 - significant_bits) << 23 | 1 << 22))
 }
 
-/// The nearest fp16, of two the even one.
+/// Nearest fp16 value, ties to even.
 #[inline(always)]
 pub fn rounded_to_f16(value: f32) -> f32 {
     const SMALLEST_EXPONENT: u32 = (127 - 14) << 23;
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn every_exponent_and_every_tie_is_rounded_as_the_half_crate_does() {
-        // all exponents and signs, mantissas at, below and above each tie of half precision and of its subnormals
+        // all exponents and signs; mantissas at, below and above each tie of half precision and of its subnormals
         let near_ties = (0..1 << 14).flat_map(|mantissa: u32| [0, 1, 0x1ff].map(|low| mantissa << 9 | low));
         let mantissas: Vec<u32> = near_ties.chain((0..1 << 23).step_by(4093)).collect();
         for exponent in 0..512u32 {

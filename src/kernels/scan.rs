@@ -1,26 +1,26 @@
-//! What is among the numbers of a weight: how many of them half precision can't hold, and which.
+//! Scan of a weight for numbers that half precision can't hold.
 
 use half::{bf16, f16};
 
 /// Largest fp16.
 const LARGEST: f32 = f16::MAX.to_f32_const();
-/// Smallest normal fp16; below it, hardware may take zero for what is written.
+/// Smallest normal fp16; hardware may flush smaller numbers to zero.
 const SMALLEST_NORMAL: f32 = 6.103_515_6e-5;
 
-/// What is among some numbers.
+/// Counts of numbers by their fate in fp16.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct FloatScan {
-    /// How many there are.
+    /// All numbers.
     pub count: u64,
     /// Zeros.
     pub zero: u64,
-    /// Infinite, or no number.
+    /// Infinities and NaN.
     pub not_finite: u64,
-    /// Beyond fp16, or at its very end, where saturated numbers are.
+    /// Numbers beyond fp16, or at its largest value, where saturated numbers are.
     pub saturated: u64,
-    /// Other than zero, but zero in fp16.
+    /// Non-zero numbers that are zero in fp16.
     pub vanishing: u64,
-    /// Below the normal range of fp16.
+    /// Numbers below the normal range of fp16.
     pub subnormal: u64,
     /// Largest magnitude.
     pub largest: f32,
@@ -71,23 +71,23 @@ impl FloatScan {
     }
 }
 
-/// Whether all fp16 numbers among these bytes are finite.
+/// Returns whether all fp16 numbers in these bytes are finite.
 pub fn finite_f16(bytes: &[u8]) -> bool {
     const EXPONENT: u16 = 0x7c00;
     bytes.as_chunks().0.iter().all(|b| u16::from_le_bytes(*b) & EXPONENT != EXPONENT)
 }
 
-/// f32 numbers of little-endian bytes.
+/// Decodes little-endian f32 numbers.
 pub fn floats_of_f32(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
 }
 
-/// f32 numbers of little-endian fp16.
+/// Decodes little-endian fp16 numbers.
 pub fn floats_of_f16(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect()
 }
 
-/// f32 numbers of little-endian bf16.
+/// Decodes little-endian bf16 numbers.
 pub fn floats_of_bf16(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect()
 }

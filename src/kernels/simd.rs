@@ -1,41 +1,41 @@
-//! Vectors of f32 in the widest form that the processor has.
+//! Vectors of f32 for each instruction set.
 //!
-//! A kernel is written once, over [`Lanes`], as a [`Kernel`]; [`Widest`] instantiates it for every instruction set of the
-//! architecture and calls the best that the processor has.
+//! A [`Kernel`] is written once over [`Lanes`].
+//! [`InstructionSet::run_lanes`](super::dispatch::InstructionSet::run_lanes) runs the instance for the processor.
 
 use half::f16;
 
-/// Bytes that come from memory together.
+/// Bytes of a cache line.
 pub const CACHE_LINE: usize = 64;
 
-/// Some f32 values in a vector register.
+/// Vector register of f32 values.
 ///
 /// # Safety
-/// All functions need the instruction set that the type stands for. Those that take a pointer read or write
-/// [`COUNT`](Lanes::COUNT) elements there.
+/// All functions need the instruction set of the type. Functions that take a pointer read or write
+/// [`COUNT`](Lanes::COUNT) elements.
 #[allow(clippy::missing_safety_doc, reason = "the trait says it once for all of them")]
 pub trait Lanes: Copy {
-    /// What the processor's makers call them.
+    /// Name of the vector unit.
     const NAME: &'static str;
-    /// How many values.
+    /// Number of values.
     const COUNT: usize;
-    /// How many vectors there are room for in the processor's registers.
+    /// Number of vector registers.
     const REGISTERS: usize;
-    /// All equal.
+    /// Broadcasts a value.
     unsafe fn splat(value: f32) -> Self;
-    /// From memory.
+    /// Loads values.
     unsafe fn load(at: *const f32) -> Self;
-    /// Half-precision numbers from memory.
+    /// Loads half-precision values.
     unsafe fn load_f16(at: *const f16) -> Self;
-    /// Signed bytes from memory.
+    /// Loads signed bytes.
     unsafe fn load_i8(at: *const i8) -> Self;
-    /// The numbers of a table at codes of `BITS` bits, packed least significant bit first from a whole byte on. The
-    /// table has a number for each code, and no fewer than 16.
+    /// Looks codes of `BITS` bits up in a table. Codes are packed least significant bit first, starting at a byte. The
+    /// table has a number for each code, and at least 16.
     #[inline(always)]
     unsafe fn look_up<const BITS: usize>(codes: *const u8, table: *const f32) -> Self {
         let mut found = [0.0; 16];
         for (eight, found) in found.chunks_exact_mut(8).take(Self::COUNT / 8).enumerate() {
-            // SAFETY: eight codes are as many bytes as a code has bits; every code has a number.
+            // SAFETY: eight codes are `BITS` bytes; the table has a number for each code.
             unsafe {
                 let word = eight_codes::<BITS>(codes.add(eight * BITS));
                 for (i, found) in found.iter_mut().enumerate() {
@@ -46,23 +46,23 @@ pub trait Lanes: Copy {
         // SAFETY: there are 16.
         unsafe { Self::load(found.as_ptr()) }
     }
-    /// To memory.
+    /// Stores the values.
     unsafe fn store(self, at: *mut f32);
-    /// `self * factor + sum`, rounded once where the processor can.
+    /// `self * factor + sum`, rounded once if the processor has a fused instruction.
     unsafe fn mul_add(self, factor: Self, sum: Self) -> Self;
     /// `self + other`
     unsafe fn add(self, other: Self) -> Self;
-    /// The sum of the values.
+    /// Sum of the values.
     unsafe fn sum(self) -> f32;
-    /// The sums of eight vectors, each with the bits of [`sum`](Self::sum).
+    /// Sums of eight vectors, each with the bits of [`sum`](Self::sum).
     #[inline(always)]
     unsafe fn sums(vectors: [Self; 8]) -> [f32; 8] {
         // SAFETY: as promised.
         vectors.map(|vector| unsafe { vector.sum() })
     }
-    /// Asks for the cache line at an address, which need not be one that can be read.
+    /// Prefetches the cache line at an address, which need not be readable.
     unsafe fn prefetch(at: *const i8);
-    /// As [`prefetch`](Self::prefetch), for the second-level cache: what is needed later than the first can hold it.
+    /// Prefetches into the second-level cache, for data that is used too late for the first level.
     unsafe fn prefetch_far(at: *const i8);
 }
 
@@ -78,55 +78,18 @@ unsafe fn eight_codes<const BITS: usize>(codes: *const u8) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// Work that is done with vectors of some width.
+/// Work with explicit vectors.
 pub trait Kernel {
-    /// What it gives.
+    /// Result of the work.
     type Output;
-    /// Does it. Must be `#[inline(always)]`, so that it is compiled for the instruction set of `L`.
+    /// Does the work. Must be `#[inline(always)]`, so that it is compiled for the instruction set of `L`.
     ///
     /// # Safety
     /// The processor has that instruction set.
     unsafe fn run<L: Lanes>(self) -> Self::Output;
 }
 
-/// Decides which instruction set does work.
-pub trait Dispatch: Copy + Sync {
-    /// Does it.
-    fn run<K: Kernel>(self, kernel: K) -> K::Output;
-}
-
-/// The widest vectors of this processor.
-#[derive(Clone, Copy, Debug)]
-pub struct Widest;
-
-impl Dispatch for Widest {
-    #[inline]
-    fn run<K: Kernel>(self, kernel: K) -> K::Output {
-        #[cfg(target_arch = "x86_64")]
-        {
-            if is_x86_feature_detected!("avx512f") {
-                // SAFETY: the feature was just found.
-                return unsafe { x86::with_avx512(kernel) };
-            }
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
-                // SAFETY: the features were just found.
-                return unsafe { x86::with_avx2(kernel) };
-            }
-        }
-        #[cfg(target_arch = "aarch64")]
-        {
-            // SAFETY: every aarch64 processor has NEON.
-            return unsafe { kernel.run::<neon::Neon>() };
-        }
-        #[allow(unreachable_code)] // where the architecture has vectors for certain
-        // SAFETY: these vectors are arrays.
-        unsafe {
-            kernel.run::<Portable>()
-        }
-    }
-}
-
-/// Eight values that the compiler keeps as it can.
+/// Eight values in an array.
 #[derive(Clone, Copy)]
 pub struct Portable([f32; 8]);
 
@@ -173,7 +136,7 @@ impl Lanes for Portable {
 
     #[inline(always)]
     unsafe fn mul_add(self, factor: Self, sum: Self) -> Self {
-        // a fused multiplication is a call where the processor has none
+        // a fused multiplication is a function call on processors without it
         self.zip(factor, |a, b| a * b).zip(sum, |a, b| a + b)
     }
 
@@ -195,26 +158,10 @@ impl Lanes for Portable {
 }
 
 #[cfg(target_arch = "x86_64")]
-mod x86 {
+pub(super) mod x86 {
     use std::arch::x86_64::*;
 
     use super::*;
-
-    /// # Safety
-    /// The processor has AVX-512F.
-    #[target_feature(enable = "avx512f")]
-    pub unsafe fn with_avx512<K: Kernel>(kernel: K) -> K::Output {
-        // SAFETY: as promised.
-        unsafe { kernel.run::<Avx512>() }
-    }
-
-    /// # Safety
-    /// The processor has AVX2, FMA and F16C.
-    #[target_feature(enable = "avx2,fma,f16c")]
-    pub unsafe fn with_avx2<K: Kernel>(kernel: K) -> K::Output {
-        // SAFETY: as promised.
-        unsafe { kernel.run::<Avx2>() }
-    }
 
     #[derive(Clone, Copy)]
     pub struct Avx512(__m512);
@@ -250,7 +197,7 @@ mod x86 {
             unsafe {
                 let indices = match BITS {
                     8 => _mm512_cvtepu8_epi32(_mm_loadu_si128(codes.cast())),
-                    // the words of the first eight codes and of the others, shifted
+                    // words of the first eight codes and of the others, shifted
                     4 => {
                         let both = _mm512_set1_epi64(codes.cast::<i64>().read_unaligned());
                         let each = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
@@ -271,7 +218,7 @@ mod x86 {
                 };
                 let part = |i: usize| _mm512_loadu_ps(table.add(16 * i));
                 Avx512(match BITS {
-                    // of an index that is too long, the lowest four bits count
+                    // only the lowest four bits of an index count
                     1..=4 => _mm512_permutexvar_ps(indices, part(0)),
                     6 => {
                         let low = _mm512_permutex2var_ps(part(0), indices, part(1));
@@ -306,7 +253,7 @@ mod x86 {
         #[inline(always)]
         unsafe fn sums(vectors: [Self; 8]) -> [f32; 8] {
             unsafe {
-                // of two vectors each, as many lanes as are left of them, and the other half of these added
+                // fold pairs of vectors: the lower half of each holds lanes of the first, the upper half of the second
                 let [a, b, c, d, e, f, g, h] = vectors;
                 let first = four_left(eight_left(a.0, b.0), eight_left(c.0, d.0));
                 let second = four_left(eight_left(e.0, f.0), eight_left(g.0, h.0));
@@ -331,28 +278,28 @@ mod x86 {
         }
     }
 
-    /// The halves of each vector, added: eight lanes of the first, then of the second.
+    /// Folds two vectors to eight lanes each: those of `a`, then those of `b`.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn eight_left(a: __m512, b: __m512) -> __m512 {
         _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b))
     }
 
-    /// The quarters of eight lanes each, added.
+    /// Folds two vectors of eight lanes each to four lanes each.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn four_left(a: __m512, b: __m512) -> __m512 {
         _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b))
     }
 
-    /// The halves of each vector, added: four lanes of the first, then of the second.
+    /// Folds two vectors to four lanes each: those of `a`, then those of `b`.
     #[inline]
     #[target_feature(enable = "avx2")]
     fn half_left(a: __m256, b: __m256) -> __m256 {
         _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b))
     }
 
-    /// The pairs of four lanes each, added.
+    /// Folds two vectors of four lanes each to two lanes each.
     #[inline]
     #[target_feature(enable = "avx2")]
     fn pair_left(a: __m256, b: __m256) -> __m256 {
@@ -410,7 +357,7 @@ mod x86 {
                 let part = |i: usize| _mm256_permutevar8x32_ps(_mm256_loadu_ps(table.add(8 * i)), indices);
                 Avx2(match BITS {
                     1..=3 => part(0),
-                    // the fourth bit of an index becomes the sign, which chooses
+                    // the fourth bit of an index becomes the sign, which selects
                     4 => {
                         let upper = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(indices));
                         _mm256_blendv_ps(part(0), part(1), upper)
@@ -500,7 +447,7 @@ pub(super) mod neon {
 
         #[inline(always)]
         unsafe fn load_f16(at: *const f16) -> Self {
-            // the conversion is part of the base instruction set, its intrinsic isn't stable
+            // the conversion is in the base instruction set, but its intrinsic isn't stable
             unsafe {
                 let halves = vld1q_u16(at.cast());
                 let (low, high): (float32x4_t, float32x4_t);
@@ -563,53 +510,9 @@ pub(super) mod neon {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-
-    /// An instruction set that this processor has.
-    #[derive(Clone, Copy, Debug)]
-    pub enum Set {
-        Portable,
-        #[cfg(target_arch = "x86_64")]
-        Avx2,
-        #[cfg(target_arch = "x86_64")]
-        Avx512,
-        #[cfg(target_arch = "aarch64")]
-        Neon,
-    }
-
-    impl Dispatch for Set {
-        fn run<K: Kernel>(self, kernel: K) -> K::Output {
-            // SAFETY: `each` makes only those that the processor has.
-            unsafe {
-                match self {
-                    Set::Portable => kernel.run::<Portable>(),
-                    #[cfg(target_arch = "x86_64")]
-                    Set::Avx2 => x86::with_avx2(kernel),
-                    #[cfg(target_arch = "x86_64")]
-                    Set::Avx512 => x86::with_avx512(kernel),
-                    #[cfg(target_arch = "aarch64")]
-                    Set::Neon => kernel.run::<neon::Neon>(),
-                }
-            }
-        }
-    }
-
-    /// Calls `test` with every instruction set of this processor.
-    pub fn each(mut test: impl FnMut(Set)) {
-        test(Set::Portable);
-        #[cfg(target_arch = "x86_64")]
-        {
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
-                test(Set::Avx2);
-            }
-            if is_x86_feature_detected!("avx512f") {
-                test(Set::Avx512);
-            }
-        }
-        #[cfg(target_arch = "aarch64")]
-        test(Set::Neon);
-    }
+    use crate::dispatch::InstructionSet;
 
     struct Everything;
 
@@ -650,16 +553,16 @@ pub(crate) mod tests {
     #[test]
     fn sums_of_eight_have_the_bits_of_each() {
         let values = super::super::dot::tests::noise(8 * 16, 5);
-        each(|set| {
-            let [together, each] = set.run(Sums(&values));
+        InstructionSet::available().for_each(|set| {
+            let [together, each] = set.run_lanes(Sums(&values));
             assert_eq!(together, each, "{set:?}");
         });
     }
 
     #[test]
     fn every_instruction_set_computes_the_same() {
-        each(|set| {
-            let found = set.run(Everything);
+        InstructionSet::available().for_each(|set| {
+            let found = set.run_lanes(Everything);
             let count = found.len() - 1;
             let mut expected: Vec<f32> = (0..count).map(|i| i as f32).map(|v| v * v * 0.5 - v + 3.0).collect();
             expected.push((count * (count - 1) / 2) as f32);

@@ -1,63 +1,64 @@
 //! Products of a matrix with many columns, blocked for the caches and tiled for the registers.
 //!
-//! The columns are packed once, in panels as wide as the tile: element after element, each beside those of the other
-//! columns. A thread takes `ROWS` rows at a time. It widens [`DEPTH`] elements of a tile's rows to f32 into the
-//! first-level cache, whatever form they are stored in, and uses them for up to `STRIP` columns; the columns' part of
-//! that depth stays in the cache from tile to tile. A tile's sums stay in registers over that depth: for vectors of 16
-//! in 32 registers, six rows by four vectors, which is 24 multiplications for ten loads.
+//! Columns are packed once, in panels of the tile's width, interleaved element by element. A thread takes `ROWS` rows
+//! at a time. It widens [`DEPTH`] elements of a tile's rows to f32 into the first-level cache, from any stored form,
+//! and uses them for up to `STRIP` columns; that depth of the columns stays cached from tile to tile. A tile's sums
+//! stay in registers over that depth: for vectors of 16 and 32 registers, six rows by four vectors, which is 24
+//! multiplications for ten loads.
 //!
-//! A sum is made of parts of [`DEPTH`] products, each added up in the order of its elements from zero, and the parts are
-//! added in order. So a column's result has the same bits whatever other columns are beside it, however many there are,
-//! and on every processor that rounds a multiplication and addition once.
+//! A sum consists of parts of [`DEPTH`] products, each added in order from zero, and the parts are added in order. So
+//! the result of a column has the same bits whatever other columns there are, and on every processor with fused
+//! multiply-add.
 
 use std::ops::Range;
 
 use super::aligned_buf::AlignedBuf;
+use super::dispatch::InstructionSet;
 use super::dot::{Stored, values_of};
 use super::layout::{MatrixLayout, SharedOutput};
 use super::pool;
-use super::simd::{Dispatch, Kernel, Lanes};
+use super::simd::{Kernel, Lanes};
 
-/// Rows that a thread takes at a time: some tiles of every height.
+/// Rows that a thread takes at a time: a multiple of every tile height.
 const ROWS: usize = 24;
-/// Most columns for which widened rows are used.
+/// Maximum columns for which widened rows are used.
 pub(super) const STRIP: usize = 64;
-/// Elements of a row that are added up before the sums leave the registers.
+/// Elements of a row that are summed in registers.
 pub const DEPTH: usize = 128;
-/// Multiplications below which threads are not worth waking.
-const SMALL_WORK: usize = 1 << 17;
-/// Elements below which threads are not worth waking to pack them.
-const SMALL_PACK: usize = 1 << 16;
+/// Minimum multiplications for which threads are used.
+const MIN_PARALLEL_WORK: usize = 1 << 17;
+/// Minimum elements for which threads are used to pack them.
+const MIN_PARALLEL_PACK: usize = 1 << 16;
 
-/// Rows of a matrix that can be had as f32.
+/// Rows of a matrix that can be widened to f32.
 ///
 /// # Safety
-/// Every element of the rows that [`size`](Widen::size) counts can be read.
+/// All elements within [`size`](Widen::size) are readable.
 pub unsafe trait Widen: Sync {
-    /// How many rows there are, and how many elements each has; always the same.
+    /// Number of rows, and of elements in each; constant.
     fn size(&self) -> (usize, usize);
 
     /// Writes elements `from..from + count` of a row to `out`.
     ///
     /// # Safety
-    /// The processor has the instruction set of `L`; the row has these elements by [`size`](Widen::size), and `out` has
-    /// room for them.
+    /// The processor has the instruction set of `L`; the elements are within [`size`](Widen::size), and `out` has room
+    /// for them.
     unsafe fn widen<L: Lanes>(&self, row: usize, from: usize, count: usize, out: *mut f32);
 
-    /// Asks for up to [`DEPTH`] elements of a row, which need not exist, to be brought near.
+    /// Prefetches up to [`DEPTH`] elements of a row, which need not exist.
     ///
     /// # Safety
     /// The processor has the instruction set of `L`.
     unsafe fn prefetch<L: Lanes>(&self, row: usize, from: usize);
 }
 
-/// `out[r, c] = sum over k of a[r, k] * x[k, c] * scale(r) + bias(r)` with `finish` giving a row's scale and bias, for
-/// `a` of `rows` rows and `depth` elements each and so many `columns` of `x`.
+/// `out[r, c] = sum over k of a[r, k] * x[k, c] * scale(r) + bias(r)` for `a` of `rows` rows with `depth` elements each
+/// and `columns` columns of `x`; `finish` returns a row's scale and bias.
 ///
 /// # Panics
-/// If `a` has fewer rows or elements, a slice is too short for its layout, or elements of `out` would share places.
+/// If `a` has fewer rows or elements, a slice is too short for its layout, or elements of `out` overlap.
 pub fn multiply<A: Widen, X: Stored>(
-    on: impl Dispatch,
+    set: InstructionSet,
     (rows, depth, columns): (usize, usize, usize),
     a: &A,
     (x, x_layout): (&[X], MatrixLayout),
@@ -69,20 +70,20 @@ pub fn multiply<A: Widen, X: Stored>(
     assert!(x.len() >= x_layout.extent(depth, columns) && out.len() >= out_layout.extent(rows, columns));
     assert!(out_layout.is_injective(rows, columns), "elements of the result would share places");
     let target = SharedOutput::new(out, out_layout);
-    let packed = Packed::new(on, (x, x_layout), (depth, columns));
+    let packed = Packed::new(set, (x, x_layout), (depth, columns));
     let chunk = |i: usize| {
         let first = i * ROWS;
         let count = ROWS.min(rows - first);
-        on.run(Chunk { a, packed: &packed, first, count, finish: &finish, out: target });
+        set.run_lanes(Chunk { a, packed: &packed, first, count, finish: &finish, out: target });
     };
-    if rows * depth * columns > SMALL_WORK {
+    if rows * depth * columns > MIN_PARALLEL_WORK {
         pool::for_each(rows.div_ceil(ROWS), chunk);
     } else {
         (0..rows.div_ceil(ROWS)).for_each(chunk);
     }
 }
 
-/// Columns in panels: `[panel, k, width]`, zeros beyond the last.
+/// Columns in panels: `[panel, k, width]`, padded with zeros.
 struct Packed {
     lines: AlignedBuf,
     /// Columns of a panel.
@@ -93,11 +94,11 @@ struct Packed {
 
 impl Packed {
     fn new<X: Stored>(
-        on: impl Dispatch,
+        set: InstructionSet,
         (x, x_layout): (&[X], MatrixLayout),
         (depth, columns): (usize, usize),
     ) -> Packed {
-        let width = on.run(Width { columns });
+        let width = set.run_lanes(Width { columns });
         let panels = columns.div_ceil(width);
         let lines = AlignedBuf::new(panels * depth * width);
         let mut packed = Packed { lines, width, columns, depth };
@@ -106,7 +107,7 @@ impl Packed {
             let of_panel = depth.div_ceil(DEPTH);
             let (panel, from) = (piece / of_panel, piece % of_panel * DEPTH);
             let first = panel * width;
-            on.run(Pack {
+            set.run_lanes(Pack {
                 x,
                 layout: x_layout,
                 from,
@@ -117,7 +118,7 @@ impl Packed {
         };
         let pieces = packed.lines.floats().chunks_exact_mut((depth * width).max(1));
         let pieces = pieces.flat_map(|panel| panel.chunks_mut(DEPTH * width));
-        if depth * columns > SMALL_PACK {
+        if depth * columns > MIN_PARALLEL_PACK {
             let mut pieces: Vec<&mut [f32]> = pieces.collect();
             pool::for_each_mut(&mut pieces, |i, piece| part(i, piece));
         } else {
@@ -127,7 +128,7 @@ impl Packed {
     }
 }
 
-/// Elements from `from` on of some columns, to rows of `width`.
+/// Packing of some columns' elements from `from` on as rows of `width`.
 struct Pack<'a, X> {
     x: &'a [X],
     layout: MatrixLayout,
@@ -142,7 +143,7 @@ impl<X: Stored> Kernel for Pack<'_, X> {
 
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
-        // some elements of all columns before the next, so that what is read of a cache line is used before it is gone
+        // a few elements of all columns at a time, so that each cache line is used completely while it is cached
         const BLOCK: usize = 16;
         let Pack { x, layout, from, columns, out, width } = self;
         let count = columns.len();
@@ -176,7 +177,7 @@ impl<X: Stored> Kernel for Pack<'_, X> {
     }
 }
 
-/// Chooses the width of panels.
+/// Choice of the panels' width.
 struct Width {
     columns: usize,
 }
@@ -191,7 +192,7 @@ impl Kernel for Width {
             16.. => 2,
             _ => 1,
         };
-        // no wider than the columns need when they are divided evenly
+        // no wider than an even division of the columns needs
         let vectors = self.columns.div_ceil(L::COUNT).max(1);
         vectors.div_ceil(vectors.div_ceil(most)) * L::COUNT
     }
@@ -235,7 +236,7 @@ struct Sums([[f32; STRIP]; ROWS]);
 struct Wide<const R: usize>([[f32; DEPTH]; R]);
 
 impl<A: Widen, F: Fn(usize) -> (f32, f32)> Chunk<'_, A, F> {
-    /// The rows with all columns, in tiles of `R` rows and `V` vectors.
+    /// Computes the rows with all columns, in tiles of `R` rows and `V` vectors.
     ///
     /// # Safety
     /// The processor has the instruction set of `L`; panels are `V` vectors wide.
@@ -254,9 +255,9 @@ impl<A: Widen, F: Fn(usize) -> (f32, f32)> Chunk<'_, A, F> {
                     let rows = R.min(self.count - tile * R);
                     for (r, wide) in wide.0.iter_mut().enumerate().take(rows) {
                         let row = self.first + tile * R + r;
-                        // SAFETY: the row has these elements, as `multiply` has checked, and `wide` has room.
+                        // SAFETY: `multiply` has checked the row's elements, and `wide` has room for them.
                         unsafe { self.a.widen::<L>(row, from, part, wide.as_mut_ptr()) };
-                        // what this thread needs of these rows next, or of those after them
+                        // next elements of these rows, or of the rows after them
                         let (row, from) = if from + part < *depth { (row, from + part) } else { (row + ROWS, 0) };
                         // SAFETY: as promised.
                         unsafe { self.a.prefetch::<L>(row, from) };
@@ -273,8 +274,8 @@ impl<A: Widen, F: Fn(usize) -> (f32, f32)> Chunk<'_, A, F> {
             }
             let first = strip * of_strip * width;
             let count = (of_strip * width).min(columns - first);
-            // SAFETY: `multiply` has checked that the result's elements lie within its slice, and these rows are this
-            // thread's own.
+            // SAFETY: `multiply` has checked that the result's elements are in the slice; these rows belong to this
+            // thread.
             unsafe {
                 let out = self.out.at(self.first, first);
                 put(&sums.0[..self.count], count, |r| (self.finish)(self.first + r), out);
@@ -286,7 +287,7 @@ impl<A: Widen, F: Fn(usize) -> (f32, f32)> Chunk<'_, A, F> {
 /// Writes sums of rows and some columns, each times the scale of its row, plus its bias.
 ///
 /// # Safety
-/// The elements that the layout says can be written, by this thread alone.
+/// The elements of the layout are writable, and no other thread uses them.
 #[inline(always)]
 pub(super) unsafe fn put(
     sums: &[[f32; STRIP]],
@@ -314,12 +315,12 @@ pub(super) unsafe fn put(
     }
 }
 
-/// Adds the products of `R` widened rows and a panel of `V` vectors to sums that are [`STRIP`] apart from row to row, or
-/// puts them there.
+/// Adds the products of `R` widened rows and a panel of `V` vectors to sums, which are [`STRIP`] apart from row to row,
+/// or overwrites them.
 ///
 /// # Safety
-/// The processor has the instruction set of `L`; `x` has `depth` rows of `V` vectors, no more than [`DEPTH`], and `sums`
-/// has room.
+/// The processor has the instruction set of `L`; `x` has `depth` rows of `V` vectors, at most [`DEPTH`], and `sums` has
+/// room.
 #[inline(always)]
 unsafe fn tile_product<L: Lanes, const R: usize, const V: usize>(
     wide: &Wide<R>,
@@ -358,10 +359,9 @@ pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::super::dot::tests::noise;
-    use super::super::simd::tests::{Set, each};
     use super::*;
 
-    /// Rows of f32, one after the other.
+    /// Contiguous rows of f32.
     struct Plain<'a>(&'a [f32], usize);
 
     // SAFETY: the rows are chunks of the slice.
@@ -380,13 +380,13 @@ pub(crate) mod tests {
         unsafe fn prefetch<L: Lanes>(&self, _: usize, _: usize) {}
     }
 
-    /// A scale and a bias for a row.
+    /// Scale and bias of a row.
     pub fn finish(row: usize) -> (f32, f32) {
         (1.0 + row as f32 * 0.25, row as f32 - 3.0)
     }
 
-    /// What `multiply` makes of a matrix that lies by rows or by columns, `[rows, columns]`. It is given the layout of its
-    /// input, and where its result goes, which lies likewise.
+    /// Result of `multiply` for a matrix stored by rows or by columns, as `[rows, columns]`. It gets the layouts of its
+    /// input and of the result.
     pub fn laid_out(
         (rows, depth, columns): (usize, usize, usize),
         turned: bool,
@@ -402,8 +402,8 @@ pub(crate) mod tests {
         (0..rows * columns).map(|i| out[i / columns * out_layout.row + i % columns * out_layout.column]).collect()
     }
 
-    /// Checks a product, with its rows scaled and biased by [`finish`], against its exact numbers. The elements of a column
-    /// may be off by what `off` says of them.
+    /// Checks a product, scaled and biased by [`finish`], against exact sums. `off` gives the allowed error of a
+    /// column's elements.
     pub fn check_exact(
         (depth, columns): (usize, usize),
         a: impl Fn(usize) -> f64,
@@ -427,8 +427,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// The product, `[rows, columns]`, by an instruction set.
-    fn product(set: Set, sizes: (usize, usize, usize), a: &[f32], x: &[f32], turned: bool) -> Vec<f32> {
+    /// Product `[rows, columns]` with an instruction set.
+    fn product(set: InstructionSet, sizes: (usize, usize, usize), a: &[f32], x: &[f32], turned: bool) -> Vec<f32> {
         laid_out(sizes, turned, |x_layout, out| {
             multiply(set, sizes, &Plain(a, sizes.1), (x, x_layout), finish, out);
         })
@@ -441,7 +441,7 @@ pub(crate) mod tests {
             rows in 0usize..75, depth in 0usize..300, columns in 1usize..150, turned: bool, seed: u32
         ) {
             let (a, x) = (noise(rows * depth, seed), noise(depth * columns, !seed));
-            each(|set| {
+            InstructionSet::available().for_each(|set| {
                 let found = product(set, (rows, depth, columns), &a, &x, turned);
                 assert_eq!(found.len(), rows * columns);
                 check_exact((depth, columns), |i| a[i].into(), (&x, turned, |_| 0.0), &found, &set);
@@ -453,14 +453,14 @@ pub(crate) mod tests {
     #[should_panic(expected = "fewer elements than are asked for")]
     fn more_rows_than_there_are_are_refused() {
         let (a, x) = (noise(6, 1), noise(3, 2));
-        product(Set::Portable, (3, 3, 1), &a, &x, false);
+        product(InstructionSet::available().next().unwrap(), (3, 3, 1), &a, &x, false);
     }
 
     #[test]
     fn a_column_is_the_same_whatever_is_beside_it() {
         let (rows, depth) = (31, 257);
         let (a, x) = (noise(rows * depth, 1), noise(depth * 130, 2));
-        each(|set| {
+        InstructionSet::available().for_each(|set| {
             let all = product(set, (rows, depth, 130), &a, &x, true);
             for (first, count) in [(0, 1), (3, 9), (0, 16), (17, 33), (60, 48), (40, 64), (1, 65), (30, 100)] {
                 let part = product(set, (rows, depth, count), &a, &x[first * depth..][..count * depth], true);

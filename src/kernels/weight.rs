@@ -1,4 +1,4 @@
-//! Weights in memory, in the form in which they are stored; kernels expand them a few rows at a time.
+//! Weights in memory, in their stored form; kernels expand them a few rows at a time.
 
 use std::sync::{Arc, OnceLock};
 
@@ -9,21 +9,21 @@ use super::memory::ArenaVec;
 use super::pool;
 use super::widen::scale_bytes;
 
-/// The stored elements of a large constant.
+/// Stored elements of a large constant.
 #[derive(Debug)]
 pub enum Elements {
-    /// As they are.
+    /// f32 values.
     F32(ArenaVec<f32>),
-    /// fp16 bits.
+    /// fp16 values.
     F16(ArenaVec<f16>),
-    /// Signed bytes, to be multiplied by a scale.
+    /// Signed bytes with scales.
     Int8(ArenaVec<i8>),
-    /// Codes, to be looked up in a table.
+    /// Codes that are looked up in a table.
     Codes(PackedCodes),
 }
 
 impl Elements {
-    /// How many there are.
+    /// Number of elements.
     fn len(&self) -> usize {
         match self {
             Elements::F32(v) => v.len(),
@@ -34,23 +34,23 @@ impl Elements {
     }
 }
 
-/// What [`Elements::Int8`], or the numbers of codes, are multiplied by: by row (first axis) and by block within a row.
+/// Factors of [`Elements::Int8`], or of the table values of codes, by row (first axis) and by block within a row.
 #[derive(Debug)]
 pub struct Scales {
     /// One for all, or `rows * blocks` of them.
     pub values: Vec<f32>,
-    /// Blocks of equal size that each row is divided into.
+    /// Number of equal blocks in each row.
     pub blocks: usize,
 }
 
 impl Scales {
-    /// The scales of the blocks of a row.
+    /// Scales of the blocks of a row.
     pub fn of_row(&self, row: usize) -> &[f32] {
         if self.values.len() == 1 { &self.values } else { &self.values[row * self.blocks..][..self.blocks] }
     }
 }
 
-/// A large constant, seen as rows: the first axis by all the others.
+/// Large constant as rows: the first axis by all others.
 #[derive(Debug)]
 pub struct StoredWeight {
     shape: Vec<usize>,
@@ -61,12 +61,12 @@ pub struct StoredWeight {
 }
 
 impl StoredWeight {
-    /// A weight that is stored uncompressed.
+    /// Uncompressed weight.
     pub fn plain(shape: Vec<usize>, elements: Arc<Elements>) -> Self {
         StoredWeight::scaled(shape, elements, Scales { values: vec![1.0], blocks: 1 })
     }
 
-    /// A weight of bytes and scales.
+    /// Weight of bytes and scales.
     ///
     /// # Panics
     /// If there are fewer elements or scales than the shape says, or the elements are codes.
@@ -75,10 +75,10 @@ impl StoredWeight {
         StoredWeight::new(shape, elements, scales, None)
     }
 
-    /// A weight of codes, tables for equally many rows each, and scales.
+    /// Weight of codes, tables for the same number of rows each, and scales.
     ///
     /// # Panics
-    /// If there are fewer codes, tables or scales than the shape says, or the tables are for codes of other bits.
+    /// If there are fewer codes, tables or scales than the shape says, or the tables are for another number of bits.
     pub fn coded(shape: Vec<usize>, elements: Arc<Elements>, tables: CodeTables, scales: Scales) -> Self {
         let bits = if let Elements::Codes(codes) = &*elements { Some(codes.bits()) } else { None };
         let rows = shape.first().copied().unwrap_or(1);
@@ -96,22 +96,22 @@ impl StoredWeight {
         StoredWeight { shape, elements, scales, tables, row_sums: OnceLock::new() }
     }
 
-    /// Its shape; the first axis counts the rows.
+    /// Shape; the first axis counts the rows.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Its elements, row by row.
+    /// Elements, row by row.
     pub fn elements(&self) -> &Elements {
         &self.elements
     }
 
-    /// What [`Elements::Codes`] stand for.
+    /// Tables of [`Elements::Codes`].
     pub(super) fn tables(&self) -> Option<&CodeTables> {
         self.tables.as_ref()
     }
 
-    /// What elements of [`Elements::Int8`], or the numbers of codes, are multiplied by.
+    /// Factors of [`Elements::Int8`], or of the table values of codes.
     pub fn scales(&self) -> &Scales {
         &self.scales
     }
@@ -126,9 +126,9 @@ impl StoredWeight {
         self.shape.iter().skip(1).product()
     }
 
-    /// The sums of the bytes of each row, computed once; none unless the elements are bytes.
+    /// Sums of the bytes of each row, computed once; empty unless the elements are bytes.
     pub(super) fn row_sums(&self) -> &[i32] {
-        /// Rows of a part that a thread sums.
+        /// Rows that a thread sums at a time.
         const PART: usize = 256;
         self.row_sums.get_or_init(|| {
             let Elements::Int8(values) = &*self.elements else { return Vec::new() };
@@ -143,7 +143,7 @@ impl StoredWeight {
         })
     }
 
-    /// Writes a row's values to `out`, which is as long as the row.
+    /// Writes the values of a row to `out`, which is as long as the row.
     pub fn expand_row(&self, row: usize, out: &mut [f32]) {
         let columns = self.columns();
         let range = row * columns..(row + 1) * columns;
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn codes_are_looked_up_in_the_table_of_their_row() {
-        // rows of three codes of four bits: they begin within bytes
+        // rows of three four-bit codes: they begin within bytes
         let codes = PackedCodes::new(4, vec![0x10, 0x32, 0x54, 0x76, 0x98, 0xba].into());
         let values: Vec<f32> = (0..32).map(|i| i as f32).collect();
         let tables = CodeTables::new(4, 16, &values, 2);
@@ -195,7 +195,7 @@ mod tests {
             catch_unwind(|| StoredWeight::scaled(shape, elements, scales)).is_ok()
         };
         assert!(weight(&[3, 4], 1, 1) && weight(&[3, 4], 3, 1) && weight(&[3, 4], 6, 2));
-        // bits that pad the last byte may come as further elements
+        // padding bits of the last byte may appear as further elements
         assert!(weight(&[11], 1, 1));
         assert!(!weight(&[13], 1, 1) && !weight(&[usize::MAX, 2], 1, 1));
         assert!(!weight(&[3, 4], 2, 1) && !weight(&[3, 4], 5, 2) && !weight(&[3, 4], 1, 0));

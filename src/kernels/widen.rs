@@ -1,25 +1,17 @@
 //! Widening stored bytes to f32.
 
-/// `out = values * scale`.
-pub fn scale_bytes(values: &[i8], scale: f32, out: &mut [f32]) {
-    #[inline(always)]
-    fn body(values: &[i8], scale: f32, out: &mut [f32]) {
-        for (out, value) in out.iter_mut().zip(values) {
-            *out = f32::from(*value) * scale;
-        }
+use crate::vectorized_fn;
+
+vectorized_fn! {
+    /// Computes `out = values * scale`.
+    pub fn scale_bytes<'a>(values: &'a [i8], scale: f32, out: &'a mut [f32]) -> () = scale_bytes_generic
+}
+
+#[inline(always)]
+fn scale_bytes_generic(values: &[i8], scale: f32, out: &mut [f32]) {
+    for (out, value) in out.iter_mut().zip(values) {
+        *out = f32::from(*value) * scale;
     }
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx2")]
-        fn vector(values: &[i8], scale: f32, out: &mut [f32]) {
-            body(values, scale, out);
-        }
-        if is_x86_feature_detected!("avx2") {
-            // SAFETY: the feature was just found.
-            return unsafe { vector(values, scale, out) };
-        }
-    }
-    body(values, scale, out);
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anec_base::Result;
 use anec_bundle::Bundle;
-use anec_exec::{ProductMemo, Tensor};
+use anec_exec::Tensor;
 
 /// Callback that receives named values inside a function while it runs.
 pub type Watch<'a> = &'a mut dyn FnMut(&str, &Tensor);
@@ -126,12 +126,6 @@ pub trait Sequence: Any + Send {
     /// Returns any error of [`run`](Sequence::run).
     fn run_together(&mut self, calls: &[FunctionCall<'_>], outputs: &mut [Vec<Arc<Tensor>>]) -> Result<()> {
         calls.iter().zip(outputs).try_for_each(|(call, outputs)| self.run_into(*call, outputs))
-    }
-
-    /// Shares products with weights between sequences through a memo, where the backend supports it; returns whether it
-    /// does. Results are the same, bit for bit.
-    fn remember(&mut self, _memo: &Arc<ProductMemo>) -> bool {
-        false
     }
 
     /// Sets the phase of the following calls.

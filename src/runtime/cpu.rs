@@ -12,7 +12,7 @@ use super::function_pool::{FunctionPool, FunctionWeights, check_limit};
 use super::idle_states::{IdleStates, SequenceStates};
 use anec_base::Result;
 use anec_bundle::{Bundle, FILE_NAME};
-use anec_exec::{ExecError, ExecOptions, Executable, Precision, ProductMemo, SequenceCall, State, Tensor, WeightCache};
+use anec_exec::{ExecError, ExecOptions, Executable, Precision, SequenceCall, State, Tensor, WeightCache};
 use anec_mil::{Function, Program, SymbolRange, ValueType};
 use smallvec::SmallVec;
 
@@ -361,11 +361,6 @@ impl Sequence for CpuSequence {
         executable.run_into(&inputs, state, outputs).map_err(|error| signature.failed(error))?;
         signature.sort(&executable, outputs);
         Ok(())
-    }
-
-    fn remember(&mut self, memo: &Arc<ProductMemo>) -> bool {
-        self.states.state.remember(memo.clone());
-        true
     }
 
     fn states(&self, function: usize) -> Result<Option<Vec<Arc<Tensor>>>> {

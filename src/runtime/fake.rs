@@ -17,7 +17,7 @@ use super::model::LoadedModel;
 use anec_base::MappedFile;
 use anec_base::Result;
 use anec_bundle::*;
-use anec_exec::{ProductMemo, Tensor, TensorData};
+use anec_exec::{Tensor, TensorData};
 
 pub const HIDDEN: usize = 4;
 pub const VOCAB: usize = 8;
@@ -42,8 +42,6 @@ pub struct FakeOptions {
     pub recurrent: bool,
     /// Whether states can be copied.
     pub forks: bool,
-    /// Whether the double claims to share products between texts; it has none.
-    pub shares: bool,
     /// Failures by call number, counted over all texts.
     pub script: Vec<(usize, FakeFailure)>,
     /// Memory from which functions are evicted; `None` keeps all functions loaded.
@@ -108,7 +106,6 @@ impl Default for FakeOptions {
             slice: false,
             recurrent: false,
             forks: true,
-            shares: false,
             script: Vec::new(),
             memory: None,
         }
@@ -479,10 +476,6 @@ impl Sequence for Text {
         self.caches.clear();
         self.memory = 0.0;
         Ok(())
-    }
-
-    fn remember(&mut self, _: &Arc<ProductMemo>) -> bool {
-        self.form.shares
     }
 
     fn fork(&self) -> Result<Option<Box<dyn Sequence>>> {

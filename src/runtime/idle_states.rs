@@ -37,7 +37,7 @@ impl IdleStates {
 
     /// Returns states to the pool. They are freed if the pool is full or another text shares them.
     pub fn give(&self, SequenceStates { state, known }: SequenceStates) {
-        if let Some(state) = state.emptied().filter(|state| state.bytes() > 0) {
+        if let Some(state) = state.into_zeros().filter(|state| state.bytes() > 0) {
             self.0.give(SequenceStates { state, known });
         }
     }

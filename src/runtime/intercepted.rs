@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::backend::{Backend, FunctionCall, Phase, Sequence, Watch};
 use anec_base::Result;
-use anec_exec::{ProductMemo, Tensor};
+use anec_exec::Tensor;
 
 /// Function that makes a call of the function with this index in `bundle.json`, on these inputs.
 pub type Interceptor =
@@ -102,10 +102,6 @@ impl Sequence for Intercepted {
             }
             Interception::Timed(timer) => timed(timer, call.function, || self.inner.run_into(call, outputs)),
         }
-    }
-
-    fn remember(&mut self, memo: &Arc<ProductMemo>) -> bool {
-        self.inner.remember(memo)
     }
 
     fn enter(&mut self, phase: Phase) {

@@ -131,7 +131,7 @@ pub use model::{FirstLoadWork, LoadedModel};
 pub use prefix::PrefixCache;
 pub use request::GenerationRequest;
 pub use sampling::{Sampler, Sampling};
-pub use session::{ForcedPass, ForwardPass, PreviousHidden, TokenSession};
+pub use session::{ForwardPass, PreviousHidden, TokenSession};
 pub use text::{TextDelta, TextGeneration, TextStream};
 pub use together::{NextTokens, forward_together};
 pub use tokenizer::{Detokenizer, Tokenizer};

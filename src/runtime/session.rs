@@ -17,13 +17,12 @@ use super::plan::{self, Chunk, Route, Step};
 use super::states::States;
 use anec_base::Result;
 use anec_bundle::{PortRole, Task};
-use anec_exec::{ProductMemo, Tensor};
+use anec_exec::Tensor;
 use smallvec::SmallVec;
 
 mod forced;
 mod pass;
 
-pub use forced::ForcedPass;
 pub use pass::ForwardPass;
 
 /// Text: its tokens and the states that they lead to.
@@ -35,8 +34,6 @@ pub struct TokenSession {
     /// Context that the text began in.
     first_route: usize,
     phase: Phase,
-    /// Memo of shared products.
-    memo: Option<Arc<ProductMemo>>,
     rope: Arc<RopeChoice>,
     pub(super) tokens: Vec<u32>,
     /// Hidden states before the next tokens, for a draft layer's next pass.
@@ -126,7 +123,6 @@ impl LoadedModel {
             route,
             first_route: route,
             phase: Phase::default(),
-            memo: None,
             rope: Arc::new(rope),
             // decoding appends without allocating
             tokens: Vec::with_capacity(limit as usize),
@@ -214,22 +210,6 @@ impl TokenSession {
         self.states.sequence.enter(phase);
     }
 
-    /// Returns the bytes of its states in f32, in the current context.
-    pub fn state_bytes(&self) -> u64 {
-        let steps = self.route().layers.iter().flat_map(Step::with_followers);
-        let functions = steps.flat_map(Step::functions).map(|function| &self.model.bundle.functions[function]);
-        let states = functions.flat_map(|function| &function.states);
-        let sizes: BTreeMap<&str, u64> = states.map(|state| (&*state.id, state.shape.iter().product())).collect();
-        sizes.values().sum::<u64>() * size_of::<f32>() as u64
-    }
-
-    /// Shares products with weights with other sessions of the model, where the backend supports it; returns whether it
-    /// does. Results are the same, bit for bit.
-    pub fn remember(&mut self, memo: &Arc<ProductMemo>) -> bool {
-        self.memo = Some(memo.clone());
-        self.states.sequence.remember(memo)
-    }
-
     /// Moves to the smallest context that holds `length` tokens, with all states. The text continues as if it had begun
     /// there.
     ///
@@ -246,9 +226,6 @@ impl TokenSession {
             position => self.states.moved(&self.model, &routes[self.route], &routes[route], position)?,
         };
         self.states.sequence.enter(self.phase);
-        if let Some(memo) = &self.memo {
-            self.states.sequence.remember(memo);
-        }
         self.route = route;
         Ok(())
     }
@@ -308,7 +285,6 @@ impl TokenSession {
             route: self.route,
             first_route: self.first_route,
             phase: self.phase,
-            memo: self.memo.clone(),
             rope: self.rope.clone(),
             tokens: self.tokens.clone(),
             previous: None,

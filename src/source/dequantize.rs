@@ -17,8 +17,8 @@ mod k_quants;
 mod numbers;
 
 use super::dtype::SourceDtype::{self, *};
-use anec_kernels::ahead::ask_ahead;
 use anec_kernels::dispatch::{InstructionSet, Vectorize};
+use anec_kernels::prefetch::prefetch_ahead;
 
 pub use numbers::half_to_f32;
 
@@ -72,7 +72,7 @@ pub fn decode(dtype: SourceDtype, input: &[u8], output: &mut [f32]) {
         input.len(),
         output.len()
     );
-    decode_by(InstructionSet::widest(), dtype, input, output);
+    decode_by(InstructionSet::best(), dtype, input, output);
 }
 
 /// Decodes blocks by the copies for an instruction set. The loop of each format is a function of its own: where all are in one, there
@@ -95,7 +95,7 @@ fn decode_by(set: InstructionSet, dtype: SourceDtype, input: &[u8], output: &mut
                 #[inline(always)]
                 fn run(self) {
                     for (block, values) in self.0.as_chunks().0.iter().zip(self.1.as_chunks_mut().0) {
-                        ask_ahead(block);
+                        prefetch_ahead(block);
                         $decode(block, values);
                     }
                 }

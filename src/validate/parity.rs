@@ -6,7 +6,6 @@
 //! | `texts` | all texts of a golden: positions and perplexity |
 //! | `labels` | token classifiers, in windows of every size |
 //! | `alone` | each function and layer on the golden's hidden states |
-//! | `together` | divisions into calls side by side, which share products with weights |
 
 mod alone;
 mod labels;
@@ -14,20 +13,18 @@ mod logits;
 #[cfg(test)]
 mod tests;
 mod texts;
-mod together;
 
 use std::sync::Arc;
 
 use indexmap::IndexMap;
 
 use super::golden::{Golden, GoldenError, Greedy};
-use super::measure::LogitMeasures;
+use super::measure::{LogitMeasures, RowMeasures};
 use super::thresholds::ParityThresholds;
 use super::trial::not_run;
 use super::verdict::{Check, GateReport, Verdict};
 use anec_base::Result;
 use anec_runtime::{Chunking, ForwardOptions, Hidden, LoadedModel, TokenSession, sampling};
-use together::{STATE_BYTES, Sessions, WholeRun};
 
 /// Name of the gate.
 pub const GATE: &str = "parity";
@@ -53,16 +50,6 @@ pub struct Candidate {
 /// # Errors
 /// If the golden isn't of this model or its text doesn't fit the context. A function that can't be run fails the gate.
 pub fn parity(candidates: &[Candidate], golden: &Golden, thresholds: &ParityThresholds) -> Result<GateReport> {
-    parity_within(STATE_BYTES, candidates, golden, thresholds)
-}
-
-/// As [`parity`], with a limit in bytes for the states of all sessions but one.
-fn parity_within(
-    states: u64,
-    candidates: &[Candidate],
-    golden: &Golden,
-    thresholds: &ParityThresholds,
-) -> Result<GateReport> {
     let mut checks = Vec::new();
     let first_text = (golden.texts.len() > 1).then(|| golden.first_text());
     for candidate in candidates {
@@ -71,7 +58,7 @@ fn parity_within(
             continue;
         }
         let comparison =
-            Comparison { candidate, golden: first_text.as_ref().unwrap_or(golden), texts: golden, thresholds, states };
+            Comparison { candidate, golden: first_text.as_ref().unwrap_or(golden), texts: golden, thresholds };
         if golden.tokens.len() < MIN_TOKENS {
             let reason = format!("the golden has {} tokens, at least {MIN_TOKENS} are needed", golden.tokens.len());
             checks.push(Check::unproven(&candidate.name, "tokens see those before them as in the golden", reason));
@@ -111,19 +98,16 @@ struct Comparison<'a> {
     /// Whole golden.
     texts: &'a Golden,
     thresholds: &'a ParityThresholds,
-    /// Maximum bytes of states of all sessions.
-    states: u64,
 }
 
 impl Comparison<'_> {
     fn all(&self, checks: &mut Vec<Check>) -> Result<()> {
-        let first = self.start()?;
-        let plans = chunkings(&first);
-        let mut sessions = Sessions::new(self, first, plans.len() + 1)?;
+        let mut called = self.start()?;
+        let plans = chunkings(&called);
         // forced runs come first, so that the golden's text follows another one in its session
         let mut forced = Vec::new();
-        let all = self.forced(&plans, &mut sessions, &mut forced)?;
-        if let Some(whole) = self.calls(&plans, &mut sessions, all, checks)? {
+        self.forced(&plans, &mut called, &mut forced)?;
+        if let Some(whole) = self.calls(&plans, &mut called, checks)? {
             checks.extend(self.vocabulary(&whole.logits));
             let mut session = self.start()?;
             self.functions(&whole, &session, checks);
@@ -131,7 +115,7 @@ impl Comparison<'_> {
         }
         checks.extend(forced);
         // the session that repeated the largest calls already contains their text
-        let mut last = Some(sessions.into_session_of(plans.len()));
+        let mut last = Some(called);
         let mut session = self.start()?;
         self.attempt("last slots", &mut session, checks, |_, checks| self.end_of_context(checks))?;
         self.attempt("greedy continuation", &mut session, checks, |_, checks| self.greedy(last.take(), checks))?;
@@ -165,34 +149,12 @@ impl Comparison<'_> {
     }
 
     /// Compares the logits for every call size. Returns the results of the largest calls, with the hidden states
-    /// between functions. Those calls are repeated to check that a reset clears the session. `filled` says whether each
-    /// session has already computed all positions in all layers.
-    fn calls(
-        &self,
-        plans: &[CallPlan],
-        sessions: &mut Sessions,
-        filled: bool,
-        checks: &mut Vec<Check>,
-    ) -> Result<Option<Whole>> {
+    /// between functions. Those calls are repeated to check that a reset clears the session.
+    fn calls(&self, plans: &[CallPlan], session: &mut TokenSession, checks: &mut Vec<Check>) -> Result<Option<Whole>> {
         let largest = plans.iter().rposition(|plan| !plan.mixed).unwrap_or(0);
-        // a shared session has already computed other texts
-        if sessions.own.len() > largest && sessions.own.len() > 1 && !filled {
-            // an error is reported below
-            let _ = sessions.own[largest].forward(&self.golden.tokens, &ForwardOptions::none());
-        }
-        let ask = |plan: &CallPlan| ForwardOptions {
-            hidden: Hidden::BetweenFunctions,
-            ..ForwardOptions::all(plan.chunking.clone())
-        };
-        let tries: Vec<CallPlan> = plans.iter().chain([&plans[largest]]).cloned().collect();
-        let asks: Vec<ForwardOptions> = tries.iter().map(ask).collect();
-        let keeps = |index: usize| index == largest || index == plans.len();
-        let mut given = sessions
-            .run(self, &tries, |index, session| WholeRun::begin(self.golden, &asks[index], keeps(index), session))?;
-        let again = given.pop();
         let mut whole = None;
-        for (index, (plan, given)) in plans.iter().zip(given).enumerate() {
-            match given {
+        for (index, plan) in plans.iter().enumerate() {
+            match self.after_reset(session, |session| self.whole_run(plan, index == largest, session))? {
                 Ok(given) => {
                     checks.push(self.logits_check(&plan.name, &given.measures));
                     if !plan.mixed {
@@ -205,18 +167,60 @@ impl Comparison<'_> {
         let Some((index, mut given)) = whole else { return Ok(None) };
         if index != largest {
             // the logits of these calls weren't kept
-            let mut session = sessions.another(self)?;
+            let mut session = self.start()?;
             given.logits =
                 Some(session.forward(&self.golden.tokens, &ForwardOptions::all(plans[index].chunking.clone()))?.logits);
         }
         let whole =
             Whole { plan: plans[index].clone(), logits: given.logits.unwrap_or_default(), hidden: given.hidden };
-        match again {
-            Some(Ok(again)) => checks.push(self.reset(&whole, &again.logits.unwrap_or_default())),
-            Some(Err(error)) => checks.push(not_run(self.subject("after a reset"), error)?),
-            None => {}
+        match self.after_reset(session, |session| self.whole_run(&plans[largest], true, session))? {
+            Ok(again) => checks.push(self.reset(&whole, &again.logits.unwrap_or_default())),
+            Err(error) => checks.push(not_run(self.subject("after a reset"), error)?),
         }
         Ok(Some(whole))
+    }
+
+    /// Runs `compute` in the session after a reset. After an error the session is replaced by a new one.
+    fn after_reset<R>(
+        &self,
+        session: &mut TokenSession,
+        compute: impl FnOnce(&mut TokenSession) -> Result<R>,
+    ) -> Result<Result<R>> {
+        let found = session.reset().and_then(|()| compute(session));
+        if found.is_err() {
+            *session = self.start()?;
+        }
+        Ok(found)
+    }
+
+    /// Runs the golden's text through the whole program; keeps the logits of all positions if `keeps_logits`.
+    fn whole_run(&self, plan: &CallPlan, keeps_logits: bool, session: &mut TokenSession) -> Result<WholeRun> {
+        let (golden, width) = (self.golden, self.golden.vocab_size);
+        let ask = ForwardOptions { hidden: Hidden::BetweenFunctions, ..ForwardOptions::all(plan.chunking.clone()) };
+        let mut pass = session.begin(&golden.tokens, &ask)?;
+        let mut rows = vec![None; golden.positions.len()];
+        let mut kept = keeps_logits.then(Vec::new);
+        loop {
+            let first = pass.done();
+            let more = session.advance(&mut pass)?;
+            let logits = pass.take_logits();
+            let references = golden.logits.chunks_exact(width);
+            for ((position, reference), measured) in golden.positions.iter().zip(references).zip(&mut rows) {
+                if (first..pass.done()).contains(position) {
+                    let row = &logits[(position - first) * width..(position + 1 - first) * width];
+                    *measured = Some(RowMeasures::of(row, reference));
+                }
+            }
+            if let Some(kept) = &mut kept {
+                kept.extend(logits);
+            }
+            if !more {
+                break;
+            }
+        }
+        let rows: Vec<RowMeasures> = rows.into_iter().flatten().collect();
+        let hidden = session.finish(pass)?.hidden;
+        Ok(WholeRun { measures: LogitMeasures::over(&rows), logits: kept, hidden })
     }
 
     /// Compares the largest calls in a used session and in a new one.
@@ -339,6 +343,14 @@ struct CallPlan {
     chunking: Chunking,
     /// Whether calls of different sizes alternate.
     mixed: bool,
+}
+
+/// Measures, logits and hidden states of the whole program with one call plan.
+struct WholeRun {
+    measures: LogitMeasures,
+    /// Logits of all positions, if requested.
+    logits: Option<Vec<f32>>,
+    hidden: Vec<Vec<f32>>,
 }
 
 /// Results of the whole program.

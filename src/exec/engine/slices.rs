@@ -1,5 +1,5 @@
-//! Slices of the last axis that don't begin at its first element: they pass a unit that multiplies by 16 and divides by it
-//! again, so that what is beyond 65504 / 16 comes out infinite.
+//! Slices of the last axis that don't begin at its first element. They pass a unit that multiplies by 16 and divides
+//! again, so values beyond 65504 / 16 become infinite.
 
 use std::sync::Arc;
 
@@ -8,19 +8,19 @@ use crate::pool::Pool;
 use crate::tensor::TensorData;
 use anec_kernels::round::round_to_f16;
 
-/// What the unit multiplies by.
+/// Factor of the unit.
 const GAIN: f32 = 16.0;
 
-/// The kernel of a slice, with the gain.
+/// Kernel of a slice with the gain.
 pub(crate) fn with_gain(exact: Arc<dyn Kernel>) -> Arc<dyn Kernel> {
-    Arc::new(Gained { exact })
+    Arc::new(GainedSlice { exact })
 }
 
-struct Gained {
+struct GainedSlice {
     exact: Arc<dyn Kernel>,
 }
 
-impl Kernel for Gained {
+impl Kernel for GainedSlice {
     fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
         self.exact.run(call, pool)?;
         for result in call.results.iter_mut() {
@@ -43,7 +43,7 @@ mod tests {
     use crate::{ExecOptions, Executable, Precision, Tensor, WeightCache};
     use anec_mil::{DataType, FunctionBuilder, Opset, TensorType};
 
-    /// Two elements of four, from `first` on, in the engine's arithmetic with some effects.
+    /// Slices two of four elements, from `first` on, in the engine's arithmetic with some effects.
     fn slice(effects: EngineEffects, first: u64, values: [f32; 4]) -> Vec<f32> {
         let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
         let x = ops.input("x", TensorType::new(DataType::Fp16, [1, 1, 1, 4]));
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_that_begins_after_the_first_element_is_infinite_beyond_4094() {
+    fn a_slice_that_skips_the_first_element_is_infinite_beyond_4094() {
         let values = [4096.0, -4096.0, 4094.0, -4096.0];
         assert_eq!(slice(EngineEffects::ALL, 0, values), [4096.0, -4096.0]);
         assert_eq!(slice(EngineEffects::ALL, 1, values), [f32::NEG_INFINITY, 4094.0]);

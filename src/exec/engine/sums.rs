@@ -1,9 +1,9 @@
-//! Sums of products as the Neural Engine's multiply-accumulate units are published to form them.
+//! Sums of products as published for the Neural Engine's multiply-accumulate units.
 //!
-//! Factors are fp16. Products are summed in tiles of four neighbours, one after the other, in units of the twelfth bit of
-//! the larger of each two; the tiles are summed in f32; a sum that reaches 32768 in magnitude is infinite and stays so. A bias is added afterwards. The published probes come
-//! out as measured: 4096 and 1024 ones give 5116, sixteen triples of m, -m and 1 keep sixteen ones up to m = 4090 and four
-//! from 4096 on.
+//! Factors are fp16. Products are summed in tiles of four neighbours, one after the other, in units of the twelfth bit
+//! of the larger operand of each addition. Tiles are summed in f32. A sum that reaches 32768 in magnitude becomes
+//! infinite and stays so. The bias is added last. The published probes give the measured results: 4096 and 1024 ones
+//! give 5116; sixteen triples of m, -m and 1 keep sixteen ones up to m = 4090 and four from 4096 on.
 
 use std::array::from_fn;
 use std::cell::RefCell;
@@ -20,16 +20,16 @@ use anec_kernels::pool;
 use anec_kernels::round::{EXPONENT, rounded_to_f16, rounding_shift};
 use anec_kernels::weight::Elements;
 
-/// Where sums end.
+/// Magnitude at which sums become infinite.
 const LIMIT: f32 = 32768.0;
-/// Products that are summed with few bits.
+/// Products that are summed in reduced precision.
 const TILE: usize = 4;
 /// Smallest normal fp16.
 const SMALLEST_NORMAL: f32 = 6.103_515_6e-5;
-/// Multiplications below which threads are not worth waking.
-const SMALL_WORK: usize = 1 << 14;
+/// Minimum multiplications for which threads are used.
+const MIN_PARALLEL_WORK: usize = 1 << 14;
 
-/// `out[o, t] = sum over k of weight[o, k] x[k, t] + bias[o]`, as `anec_kernels::product::multiply` without effects.
+/// `out[o, t] = sum over k of weight[o, k] x[k, t] + bias[o]`; without effects, as `anec_kernels::product::multiply`.
 pub(crate) fn multiply(
     arithmetic: ProductArithmetic,
     weight: &LoadedWeight,
@@ -45,7 +45,7 @@ pub(crate) fn multiply(
     let (rows, columns) = (weight.rows(), weight.columns());
     let mut product = vec![0.0; rows * tokens];
     let palette = matches!(weight.elements(), Elements::Codes(_)) && effects.has(EngineEffect::PaletteBeforeScale);
-    // the factors of a row, before they are prepared, and what its sums are multiplied with
+    // unprepared factors of a row; returns the factor of its sums
     let expand = |row: usize, factors: &mut [f32]| {
         weight.expand_row(row, factors);
         let scale = match weight.scales().of_row(row) {
@@ -58,7 +58,7 @@ pub(crate) fn multiply(
     let finish = |row: usize, scale: f32, sum: &mut f32| *sum = *sum * scale + bias.map_or(0.0, |bias| bias[row]);
     let work = rows * tokens * columns;
     if tokens < LANES {
-        // lanes are filled with rows where there are few tokens
+        // with few tokens, lanes hold rows
         let tokens_of_x: Vec<Vec<f32>> = (0..tokens).map(|t| vector(effects, (x, x_layout), t, columns)).collect();
         by_parts(&mut product, tokens * LANES, work, |part, product| {
             thread_local!(static SCRATCH: RefCell<(Vec<f32>, Groups)> = RefCell::default());
@@ -96,7 +96,7 @@ pub(crate) fn multiply(
     }
 }
 
-/// The product of `[m, k]` and `[k, n]`, row-major, as `anec_kernels::matrix::product` without effects.
+/// Product of `[m, k]` and `[k, n]`, row-major; without effects, as `anec_kernels::matrix::product`.
 pub(crate) fn product(
     effects: EngineEffects,
     (m, k, n): (usize, usize, usize),
@@ -118,26 +118,26 @@ pub(crate) fn product(
     }
 }
 
-/// Parts of `length` sums each, in parallel where that is worth it; the last may have fewer.
+/// Computes parts of `length` sums each (the last may be shorter), in parallel if there is enough work.
 fn by_parts(out: &mut [f32], length: usize, work: usize, compute: impl Fn(usize, &mut [f32]) + Sync) {
     if length == 0 {
         return;
     }
-    if work > SMALL_WORK {
+    if work > MIN_PARALLEL_WORK {
         pool::for_each_chunk(out, length, |part, out| compute(part, out));
     } else {
         out.chunks_mut(length).enumerate().for_each(|(part, out)| compute(part, out));
     }
 }
 
-/// A column of a matrix, ready to be multiplied.
+/// Column of a matrix, prepared for multiplication.
 fn vector(effects: EngineEffects, (values, layout): (&[f32], MatrixLayout), column: usize, length: usize) -> Vec<f32> {
     let mut vector: Vec<f32> = (0..length).map(|k| values[k * layout.row + column * layout.column]).collect();
     prepare(effects, &mut vector);
     vector
 }
 
-/// Makes factors what they are when they reach the multipliers.
+/// Converts factors to the values that reach the multipliers.
 fn prepare(effects: EngineEffects, factors: &mut [f32]) {
     vectorized(Preparation { effects, factors });
 }
@@ -162,21 +162,21 @@ impl Vectorize for Preparation<'_> {
     }
 }
 
-/// Vectors side by side, as many in a group as are summed at a time: each in a lane of its own, one product after the other,
-/// so that its sum has the bits that it has alone.
+/// Vectors in groups that are summed together. Each vector has a lane of its own and one product follows the other, so
+/// a sum has the bits that it has alone.
 #[derive(Default)]
 struct Groups {
-    /// Elements of a vector.
+    /// Elements of each vector.
     length: usize,
-    /// Of each group the first elements, then the second ones, and so on; zeros where a group isn't full.
+    /// For each group, the first elements of its vectors, then the second ones, and so on; zeros in unused lanes.
     lanes: Vec<[f32; LANES]>,
 }
 
-/// Vectors of a group.
+/// Vectors in a group.
 const LANES: usize = 16;
 
 impl Groups {
-    /// Takes the columns of a matrix for vectors, ready to be multiplied.
+    /// Packs the columns of a matrix, prepared for multiplication.
     fn gather(&mut self, effects: EngineEffects, (count, length): (usize, usize), source: (&[f32], MatrixLayout)) {
         self.length = length;
         self.lanes.resize(count.div_ceil(LANES) * length, [0.0; LANES]);
@@ -186,7 +186,7 @@ impl Groups {
         }
     }
 
-    /// The sums of products of one vector with each.
+    /// Dot products of one vector with each packed vector.
     fn dots(&self, effects: EngineEffects, factors: &[f32], sums: &mut [f32]) {
         let by_tiles = effects.has(EngineEffect::LaneTiles);
         for (lanes, sums) in self.lanes.chunks(self.length.max(1)).zip(sums.chunks_mut(LANES)) {
@@ -195,7 +195,7 @@ impl Groups {
                 false => vectorized(TileWork::<false> { factors, lanes }),
             };
             for (lane, sum) in sums.iter_mut().enumerate() {
-                *sum = ended(effects, (found[lane], peaks[lane]), || {
+                *sum = finished(effects, (found[lane], peaks[lane]), || {
                     let vector: Vec<f32> = lanes.iter().map(|lanes| lanes[lane]).collect();
                     saturated(by_tiles, factors, &vector)
                 });
@@ -204,7 +204,7 @@ impl Groups {
     }
 }
 
-/// Columns of a matrix become lanes.
+/// Packing of columns as lanes.
 struct Gathering<'a> {
     effects: EngineEffects,
     columns: Range<usize>,
@@ -217,7 +217,7 @@ impl Vectorize for Gathering<'_> {
 
     #[inline(always)]
     fn run(self) {
-        /// Elements of a vector that are placed before those of the next, so that what is written to stays near.
+        /// Elements that are packed from each vector at a time, so that written memory stays cached.
         const BLOCK: usize = 8;
         let Gathering { effects, columns, source: (values, layout), lanes } = self;
         for (block, lanes) in lanes.chunks_mut(BLOCK).enumerate() {
@@ -266,21 +266,21 @@ impl<const ALIGNED: bool> Vectorize for TileWork<'_, ALIGNED> {
     }
 }
 
-/// The products of a tile, summed in every lane as [`tile`] does.
+/// Products of a tile, summed in each lane as [`tile`] does.
 #[inline(always)]
 fn tiles<const ALIGNED: bool>(a: &[f32; TILE], b: &[[f32; LANES]; TILE]) -> [f32; LANES] {
     let mut sums = [0f32; LANES];
     for (sum, b) in sums.iter_mut().zip(&b[0]) {
         *sum = a[0] * b;
     }
-    // written out, so that sums stay in registers
+    // unrolled, so that sums stay in registers
     add_product::<ALIGNED>(&mut sums, a[1], &b[1]);
     add_product::<ALIGNED>(&mut sums, a[2], &b[2]);
     add_product::<ALIGNED>(&mut sums, a[3], &b[3]);
     sums
 }
 
-/// Adds a product in every lane.
+/// Adds a product in each lane.
 #[inline(always)]
 fn add_product<const ALIGNED: bool>(sums: &mut [f32; LANES], a: f32, b: &[f32; LANES]) {
     for (sum, b) in sums.iter_mut().zip(b) {
@@ -288,18 +288,18 @@ fn add_product<const ALIGNED: bool>(sums: &mut [f32; LANES], a: f32, b: &[f32; L
     }
 }
 
-/// Adds tiles to sums, and notes the largest magnitudes on the way.
+/// Adds a tile to the sums, and updates the largest magnitudes.
 #[inline(always)]
 fn add_to(sums: &mut [f32; LANES], peaks: &mut [f32; LANES], tile: &[f32; LANES]) {
     for ((sum, peak), tile) in sums.iter_mut().zip(peaks).zip(tile) {
         *sum += tile;
-        // not `max`, which takes two more instructions to leave NaN out
+        // not `max`, which takes two more instructions to ignore NaN
         *peak = if sum.abs() > *peak { sum.abs() } else { *peak };
     }
 }
 
-/// What becomes of a sum at its end, with the largest magnitude on the way.
-fn ended(effects: EngineEffects, (sum, peak): (f32, f32), saturated: impl Fn() -> f32) -> f32 {
+/// Final value of a sum, given the largest intermediate magnitude.
+fn finished(effects: EngineEffects, (sum, peak): (f32, f32), saturated: impl Fn() -> f32) -> f32 {
     if effects.has(EngineEffect::SumsSaturate) && peak >= LIMIT {
         return saturated();
     }
@@ -309,14 +309,14 @@ fn ended(effects: EngineEffects, (sum, peak): (f32, f32), saturated: impl Fn() -
     sum
 }
 
-/// The sum over the products of four neighbours.
+/// Sum of the products of four neighbours.
 fn tile<const ALIGNED: bool>(a: &[f32], b: &[f32]) -> f32 {
     let mut products = a.iter().zip(b).map(|(a, b)| a * b);
     let first = products.next().unwrap_or(0.0);
     products.fold(first, |sum, product| if ALIGNED { add_aligned(sum, product) } else { sum + product })
 }
 
-/// Infinite, with the sign of the first sum that left the range.
+/// Infinity, with the sign of the first sum that left the range.
 #[cold]
 fn saturated(by_tiles: bool, a: &[f32], b: &[f32]) -> f32 {
     let mut sum = 0f32;
@@ -329,7 +329,7 @@ fn saturated(by_tiles: bool, a: &[f32], b: &[f32]) -> f32 {
     f32::INFINITY.copysign(sum)
 }
 
-/// A sum of which both terms are held in units of the larger one's twelfth bit, to nearest even.
+/// Sum whose operands are rounded to units of the larger one's twelfth bit, nearest even.
 #[inline(always)]
 fn add_aligned(a: f32, b: f32) -> f32 {
     let power = (a.to_bits() & EXPONENT).max(b.to_bits() & EXPONENT);
@@ -348,7 +348,7 @@ mod tests {
     use anec_mil::{Constant, DataType, FunctionBuilder, Opset, TensorType};
     use half::f16;
 
-    /// The product of a row with ones.
+    /// Product of a row with ones.
     fn row_sum(effects: EngineEffects, weight: &LoadedWeight) -> f32 {
         let (x, layout) = (vec![1.0; weight.columns()], MatrixLayout { row: 1, column: 1 });
         let mut out = [0.0];
@@ -373,7 +373,7 @@ mod tests {
 
     #[test]
     fn numbers_of_a_palette_are_summed_before_the_scale_of_their_row() {
-        // seventeen times 10,000: the 170,000 that were seen to overflow, of a result of 170
+        // seventeen times 10,000: the 170,000 of a published overflow, with a result of 170
         let codes = Arc::new(Elements::Codes(PackedCodes::new(4, vec![0; 9].into())));
         let numbers: Vec<f32> = (0..16).map(|code| if code == 0 { 10_000.0 } else { 0.0 }).collect();
         let tables = CodeTables::new(4, 16, &numbers, 1);
@@ -402,14 +402,14 @@ mod tests {
         }
     }
 
-    /// The sum of products of two vectors, one tile after the other.
+    /// Dot product of two vectors, tile by tile.
     fn dot(effects: EngineEffects, a: &[f32], b: &[f32]) -> f32 {
         let by_tiles = effects.has(EngineEffect::LaneTiles);
         let found = if by_tiles { add_tiles::<true>(a, b) } else { add_tiles::<false>(a, b) };
-        ended(effects, found, || saturated(by_tiles, a, b))
+        finished(effects, found, || saturated(by_tiles, a, b))
     }
 
-    /// The sum over all tiles, and the largest magnitude on the way.
+    /// Sum over all tiles, and the largest intermediate magnitude.
     fn add_tiles<const ALIGNED: bool>(a: &[f32], b: &[f32]) -> (f32, f32) {
         let (mut sum, mut peak) = (0f32, 0f32);
         let (whole, rest) = a.as_chunks::<TILE>();
@@ -422,7 +422,7 @@ mod tests {
         (sum, peak.max(sum.abs()))
     }
 
-    /// A sum, as a product with ones, as the engine stores it.
+    /// Sum as a product with ones, in the form that the engine stores.
     fn sum(effects: EngineEffects, values: &[f32]) -> f32 {
         f16::from_f32(dot(effects, values, &vec![1.0; values.len()])).to_f32()
     }
@@ -434,14 +434,14 @@ mod tests {
         assert_eq!(sum(all, &[32768.0]), f32::INFINITY);
         assert_eq!(sum(all, &[-16384.0, -16384.0]), f32::NEG_INFINITY);
         assert_eq!(sum(all.without(EngineEffect::SumsSaturate), &[32768.0]), 32768.0);
-        // on the way, too, though the result would be in range
+        // intermediate overflow, though the result would be in range
         let there_and_back = [20000.0, 0.0, 0.0, 0.0, 20000.0, 0.0, 0.0, 0.0, -30000.0];
         assert_eq!(sum(all, &there_and_back), f32::INFINITY);
         assert_eq!(sum(all.without(EngineEffect::SumsSaturate), &there_and_back), 10000.0);
     }
 
     #[test]
-    fn tiles_of_four_lanes_lose_what_was_seen_to_be_lost() {
+    fn tiles_of_four_reproduce_the_published_losses() {
         let all = EngineEffects::ALL;
         let mut values = vec![1.0; 1025];
         values[0] = 4096.0;
@@ -461,7 +461,7 @@ mod tests {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             f16::from_f32((state >> 8) as f32 / (1 << 20) as f32 - 8.0).to_f32()
         };
-        // groups and tiles that aren't full; sums that leave the range
+        // partial groups and tiles; sums that leave the range
         for (count, length, scale) in [(1, 1, 1.0), (16, 64, 1.0), (21, 67, 1.0), (5, 130, 64.0)] {
             let factors: Vec<f32> = (0..length).map(|_| scale * next()).collect();
             let vectors: Vec<f32> = (0..count * length).map(|_| next()).collect();
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn terms_of_a_sum_lose_what_is_below_the_larger_ones_twelfth_bit() {
+    fn sums_are_rounded_to_the_larger_operands_twelfth_bit() {
         assert_eq!(add_aligned(4096.0, 1.0), 4096.0);
         assert_eq!(add_aligned(-4096.0, 1.0), -4096.0);
         assert_eq!(add_aligned(4090.0, 1.0), 4091.0);

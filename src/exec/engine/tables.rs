@@ -1,9 +1,10 @@
-//! Activations by tables: 33 knots at equal distances, straight lines between them, asymptotes beyond
-//! (`src/advice/tables/ane-arithmetic.yaml` has the sources).
+//! Activations as lookup tables: 33 equidistant knots, linear between them, asymptotes beyond (sources in
+//! `src/advice/tables/ane-arithmetic.yaml`).
 //!
-//! Published are the number of knots, the largest errors (tanh 0.0017, gelu 0.0059), the values at 0 (silu -0.001259, gelu
-//! -0.000543), and that softplus ends in 0. The ends of the tables are ours: those at which 33 knots give the published
-//! errors, for an odd function's magnitudes (tanh) or on both sides of 0. For silu, of which no error is published, ±8.
+//! Published are the number of knots, the largest errors (tanh 0.0017, gelu 0.0059), the values at 0 (silu -0.001259,
+//! gelu -0.000543), and that softplus ends in 0. The ends of the tables are fitted: 33 knots give the published errors
+//! there, for the magnitudes of an odd function (tanh) or on both sides of 0. No error is published for silu; its table
+//! ends at ±8.
 
 use std::sync::{Arc, LazyLock};
 
@@ -14,25 +15,25 @@ use crate::tensor::TensorData;
 use anec_kernels::activation::gelu;
 use half::f16;
 
-/// Straight lines between the knots.
+/// Linear pieces between the knots.
 const PIECES: usize = 32;
-/// Where the table of silu ends on both sides.
+/// End of silu's table on both sides.
 const SILU_END: f32 = 8.0;
-/// Where that of gelu ends: 33 knots over 7.8 are off by at most 0.0059.
+/// End of gelu's table: 33 knots over 7.8 have an error of at most 0.0059.
 const GELU_END: f32 = 3.9;
-/// Where that of tanh's magnitudes ends: 33 knots over 4.25 are off by at most 0.0017.
+/// End of tanh's table of magnitudes: 33 knots over 4.25 have an error of at most 0.0017.
 const TANH_END: f32 = 4.25;
-/// From where on softplus is 0.
+/// Value from which softplus is 0.
 const SOFTPLUS_END: f32 = 11.0;
-/// What silu gives at 0.
+/// Value of silu at 0.
 const SILU_AT_ZERO: f32 = -0.001_259;
-/// What gelu gives at 0.
+/// Value of gelu at 0.
 const GELU_AT_ZERO: f32 = -0.000_543;
 
-/// The argument of every activation.
+/// Argument of every activation.
 const X: Input = Input { place: 0, name: "x" };
 
-/// A table over an interval.
+/// Table over an interval.
 struct Table {
     from: f32,
     to: f32,
@@ -40,14 +41,14 @@ struct Table {
 }
 
 impl Table {
-    /// Of a function, shifted by `bias`.
+    /// Table of a function, shifted by `bias`.
     fn of(from: f32, to: f32, bias: f32, function: impl Fn(f32) -> f32) -> Table {
         let at = |knot: usize| from + (to - from) * knot as f32 / PIECES as f32;
         let knots = std::array::from_fn(|knot| f16::from_f32(function(at(knot)) + bias).to_f32());
         Table { from, to, knots }
     }
 
-    /// What it has at a place within the interval.
+    /// Interpolated value at `x` within the interval.
     fn look_up(&self, x: f32) -> f32 {
         let place = (x - self.from) / (self.to - self.from) * PIECES as f32;
         let piece = (place as usize).min(PIECES - 1);
@@ -61,7 +62,7 @@ static SILU: LazyLock<Table> =
 static GELU: LazyLock<Table> = LazyLock::new(|| Table::of(-GELU_END, GELU_END, GELU_AT_ZERO, gelu));
 static TANH: LazyLock<Table> = LazyLock::new(|| Table::of(0.0, TANH_END, 0.0, f32::tanh));
 
-/// A gate's table: 0 before it, x after it.
+/// Gated activation: 0 before the table, x after it.
 fn gate(table: &Table, x: f32) -> f32 {
     if x < table.from {
         0.0
@@ -76,7 +77,7 @@ fn silu(x: f32) -> f32 {
     gate(&SILU, x)
 }
 
-/// The table doesn't tell the modes of gelu apart, whose results are nearer to each other than to it.
+/// Gelu by table, for all modes: they differ by less than the table's error.
 fn gelu_by_table(x: f32) -> f32 {
     gate(&GELU, x)
 }
@@ -90,7 +91,7 @@ fn softplus(x: f32) -> f32 {
     if x > SOFTPLUS_END { 0.0 } else { x.max(0.0) + (-x.abs()).exp().ln_1p() }
 }
 
-/// The kernel of an operator that is a table, if that is among the effects.
+/// Kernel of an operator that is a table under these effects.
 pub(crate) fn kernel(operator: &str, effects: EngineEffects) -> Option<Arc<dyn Kernel>> {
     let (effect, function): (_, fn(f32) -> f32) = match operator {
         "silu" => (EngineEffect::SiluTable, silu),
@@ -102,7 +103,7 @@ pub(crate) fn kernel(operator: &str, effects: EngineEffects) -> Option<Arc<dyn K
     effects.has(effect).then(|| Arc::new(LookUp { function }) as Arc<dyn Kernel>)
 }
 
-/// A function of each element by itself.
+/// Elementwise table lookup.
 struct LookUp {
     function: fn(f32) -> f32,
 }
@@ -114,7 +115,7 @@ impl Kernel for LookUp {
             TensorData::F32(values) => values.iter_mut().for_each(|value| *value = (self.function)(*value)),
             data => return Err(format!("`x` holds {}, not floats", data.kind())),
         }
-        call.give(x)
+        call.push(x)
     }
 }
 
@@ -122,7 +123,7 @@ impl Kernel for LookUp {
 mod tests {
     use super::*;
 
-    /// Largest error over an interval, by thousandths of it.
+    /// Largest error over an interval, in steps of a thousandth of it.
     fn worst(from: f32, to: f32, table: impl Fn(f32) -> f32, function: impl Fn(f32) -> f32) -> f32 {
         let at = |i: u32| from + (to - from) * i as f32 / 10_000.0;
         (0..=10_000).map(|i| (table(at(i)) - function(at(i))).abs()).fold(0.0, f32::max)

@@ -1,10 +1,10 @@
 //! Attention under a mask, `softmax(q kᵀ + mask) v`, computed for the slots that the mask opens.
 //!
-//! `q` is `[1, Q, T, D]`, `k` and `v` are `[1, K, S, D]` with K = Q or K = 1, the mask is `[1, 1, T, S]`. A slot that the
-//! mask closes ([`MASKED`]) to every token gets a weight of `exp(score + mask - highest)`, which is 0 in f32 unless its
-//! score is higher than those of all open slots by almost as much as the mask takes off. Slots before the first and
-//! after the last open one are left out; those between are computed as they stand. The keys and values may be rows of a
-//! larger cache, which are used where they are, and those of this call may be joined to them.
+//! `q` is `[1, Q, T, D]`, `k` and `v` are `[1, K, S, D]` with K = Q or K = 1, the mask is `[1, 1, T, S]`. A slot that
+//! the mask closes ([`MASKED`]) to every token has the weight `exp(score + mask - highest)`, which is 0 in f32 unless
+//! its score exceeds those of all open slots by almost the mask's magnitude. Slots before the first and after the last
+//! open one are skipped; slots between them are computed normally. Keys and values may be rows of a larger cache, which
+//! are read in place, joined with those of this call.
 
 mod open_slots;
 mod source;
@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use self::open_slots::OpenSlots;
-use self::source::{HeadSlots, Source};
-use super::Found;
+use self::source::{HeadSlots, KeyValueSource};
+use super::GroupMatch;
 use super::flow::{Flow, constant};
 use crate::frame::Frame;
 use crate::kernel::Call;
@@ -28,41 +28,40 @@ use crate::tensor::{Tensor, TensorData};
 use crate::value::Value;
 use crate::workspace::Workspace;
 use anec_kernels::dispatch::{Vectorize, vectorized};
-use anec_kernels::dot::MOST_COLUMNS;
+use anec_kernels::dot::MAX_COLUMNS;
 use anec_kernels::layout::MatrixLayout;
 use anec_kernels::pool;
 use anec_kernels::round::round_to_f16;
 use anec_mil::DataType;
 
-/// If the highest score of a token is lower than this, closed slots may count, too.
+/// Threshold for the highest score of a token below which closed slots may count.
 const LOWEST: f32 = -5e3;
 /// Rows that are computed at a time.
 const ROWS: usize = 64;
-/// Multiplications for which threads are worth waking.
-const LARGE_WORK: usize = 1 << 19;
+/// Minimum multiplications for which threads are used.
+const MIN_PARALLEL_WORK: usize = 1 << 19;
 
 thread_local! {
-    /// What this thread computes scores with.
+    /// Memory for scores of this thread.
     static SCRATCH: Cell<Workspace> = Cell::default();
 }
 
-/// Where a group finds what it works on.
-pub(super) struct Attention {
+/// Operands of a fused attention.
+pub(super) struct FusedAttention {
     query: Operand,
-    key: Source,
-    value: Source,
+    key: KeyValueSource,
+    value: KeyValueSource,
     mask: Operand,
-    /// How often the mask is repeated along its tokens.
+    /// Number of copies of the mask along its tokens.
     repeat: usize,
-    /// What stands between the first product and the mask: steps that change each score by itself, with one number or
-    /// none beside it.
+    /// Steps between the first product and the mask: each changes a score by itself, alone or with one number.
     between: Vec<Step>,
     /// Declared types of the scores, the masked scores, the weights and the result.
     types: [DataType; 4],
 }
 
-/// Looks for the form around the softmax at `at`.
-pub(super) fn find(flow: &Flow<'_>, at: usize, softmax: &Softmax) -> Option<Found> {
+/// Matches the pattern around the softmax at `at`.
+pub(super) fn find(flow: &Flow<'_>, at: usize, softmax: &Softmax) -> Option<GroupMatch> {
     let steps = flow.steps;
     if ![-1, 3].contains(&softmax.axis) {
         return None;
@@ -84,10 +83,10 @@ pub(super) fn find(flow: &Flow<'_>, at: usize, softmax: &Softmax) -> Option<Foun
     members.extend(&between);
     let mut copies = Vec::new();
     let keys: &Matmul = flow.kernel(product)?;
-    let key = Source::of(flow, steps[product].operand(keys.y), mixed, &mut copies);
-    let value = Source::of(flow, steps[mixed].operand(values.y), mixed, &mut copies);
+    let key = KeyValueSource::of(flow, steps[product].operand(keys.y), mixed, &mut copies);
+    let value = KeyValueSource::of(flow, steps[mixed].operand(values.y), mixed, &mut copies);
     let (mask, repeat) = repeated(flow, mask, &mut copies);
-    let kernel = Box::new(Attention {
+    let kernel = Box::new(FusedAttention {
         query: steps[product].operand(keys.x).clone(),
         key,
         value,
@@ -96,11 +95,11 @@ pub(super) fn find(flow: &Flow<'_>, at: usize, softmax: &Softmax) -> Option<Foun
         between: between.into_iter().map(|step| steps[step].clone()).collect(),
         types: [product, masked, at, mixed].map(|step| steps[step].dtype()),
     });
-    Some(Found { members, copies, kernel })
+    Some(GroupMatch { members, copies, kernel })
 }
 
-/// The product of queries and keys that an operand comes from, and what stands between (in order): ops that change each
-/// element by itself. Nothing else uses any of it.
+/// Product of queries and keys that an operand comes from, and the elementwise ops between them, in order. Nothing else
+/// uses any of their results.
 fn scores(flow: &Flow<'_>, operand: &Operand) -> Option<(usize, Vec<usize>)> {
     let mut between = Vec::new();
     let mut operand = operand;
@@ -123,7 +122,7 @@ fn scores(flow: &Flow<'_>, operand: &Operand) -> Option<(usize, Vec<usize>)> {
     }
 }
 
-/// A mask that is joined to itself along its tokens, and how often.
+/// Mask that is concatenated with itself along its tokens, and the number of copies.
 fn repeated(flow: &Flow<'_>, mask: &Operand, copies: &mut Vec<usize>) -> (Operand, usize) {
     let whole = (mask.clone(), 1);
     let Some((at, concat)) = flow.produced_by::<Concat>(mask) else { return whole };
@@ -141,12 +140,12 @@ fn repeated(flow: &Flow<'_>, mask: &Operand, copies: &mut Vec<usize>) -> (Operan
     }
 }
 
-impl FusedKernel for Attention {
+impl FusedKernel for FusedAttention {
     fn name(&self) -> &'static str {
         "attention"
     }
 
-    /// Gives the result, `[1, Q, T, D]`.
+    /// Computes the result, `[1, Q, T, D]`.
     fn run(&self, _: &[Step], frame: &mut Frame<'_>) -> Option<FusedResult> {
         let (query, mask) = (frame.peek(&self.query)?, frame.peek(&self.mask)?);
         let (keys, values) = (self.key.buffers(frame)?, self.value.buffers(frame)?);
@@ -165,13 +164,13 @@ impl FusedKernel for Attention {
             return None;
         }
         let open = OpenSlots::of(mask, [earlier, appended])?;
-        let rounds = Rounds { half: frame.half, of: self.types.map(|dtype| frame.rounds(dtype)) };
+        let rounds = RoundedResults { half: frame.half, of: self.types.map(|dtype| frame.rounds(dtype)) };
         let rows = heads * tokens / count;
         let done = AtomicBool::new(true);
         // some rows of a head, from `first` on
         let part = |head: usize, first: usize, out: &mut [f32]| {
             let query = &query[(head * rows + first) * width..][..out.len() / value_width * width];
-            // the tokens that the rows are for, in order but for a step back at the end of each head
+            // tokens of the rows: ascending within each head
             let token = |row: usize| (first + row) % tokens % mask_rows;
             let own_rows = out.len() / value_width;
             let own = match (token(0), token(own_rows - 1)) {
@@ -184,20 +183,20 @@ impl FusedKernel for Attention {
                 [&of_earlier[open[0].clone()], &of_appended[open[1].clone()]]
             };
             let parts = key.part(head, &open).zip(value.part(head, &open));
-            // as products with weights do, few tokens give each the bits that it has alone
-            let few = tokens <= MOST_COLUMNS;
+            // as in products with weights, each of a few tokens gets the bits that it has alone
+            let few = tokens <= MAX_COLUMNS;
             let block = |(key, value)| self.block((query, width), (key, slots), mask, (value, out), (&rounds, few));
             if parts.and_then(block).is_none() {
                 done.store(false, Ordering::Relaxed);
             }
         };
-        let threads =
-            heads * tokens * width * open.to(0..mask_rows).iter().map(|open| open.len()).sum::<usize>() > LARGE_WORK;
+        let threads = heads * tokens * width * open.to(0..mask_rows).iter().map(|open| open.len()).sum::<usize>()
+            > MIN_PARALLEL_WORK;
         let of_head = rows * value_width;
         let result = frame.workspace.pool.written(&[1, heads, tokens, value_width], |out| {
             if rows <= ROWS && threads {
-                // a row of few tokens has the same bits whatever is beside it, so that those of a single head can be divided, too
-                let divides = count == 1 && tokens <= MOST_COLUMNS;
+                // rows of few tokens have the same bits in any division, so a single head can be divided
+                let divides = count == 1 && tokens <= MAX_COLUMNS;
                 let of_part = if divides { rows.div_ceil(pool::threads()) } else { rows };
                 pool::for_each_chunk(out, of_part * value_width, |i, out| {
                     part(i * of_part / rows, i * of_part % rows, out);
@@ -223,16 +222,16 @@ impl FusedKernel for Attention {
     }
 }
 
-impl Attention {
-    /// Some rows of queries, of `width` each, over the open slots of one head, of all its slots; the result is as long as
-    /// the values are wide for each.
+impl FusedAttention {
+    /// Attention of some rows of queries, `width` each, over the open slots of one head. The result has the width of
+    /// the values in each row.
     fn block<'m>(
         &self,
         (query, width): (&[f32], usize),
         (key, all): (HeadSlots<'_>, usize),
         mask: impl Fn(usize) -> [&'m [f32]; 2],
         (value, out): (HeadSlots<'_>, &mut [f32]),
-        (rounds, few): (&Rounds, bool),
+        (rounds, few): (&RoundedResults, bool),
     ) -> Option<()> {
         let rows = query.len() / width;
         let value_width = out.len() / rows;
@@ -241,7 +240,7 @@ impl Attention {
         workspace.pool.begin_run();
         let key = key.in_one(all * width, &mut workspace.pool);
         let slots = key.elements().len() / width;
-        // with room for all slots: the next token may see more of them
+        // capacity for all slots: the next token may see more of them
         let scores = workspace.pool.written_within(rows * all, &[1, 1, rows, slots], |scores| {
             let transposed = MatrixLayout { row: 1, column: width };
             key.elements().multiplied((rows, width, slots), (query, by_row(width)), transposed, scores, few);
@@ -251,7 +250,7 @@ impl Attention {
         let mut steps = self.between.iter();
         let scores = steps.try_fold(scores, |scores, step| change(step, scores, rounds.half, &mut workspace));
         let weights = scores.and_then(|mut scores| match &mut workspace.pool.make_mut(&mut scores).data {
-            TensorData::F32(values) => weigh(values, slots, mask, rounds).map(|()| scores),
+            TensorData::F32(values) => softmax_weights(values, slots, mask, rounds).map(|()| scores),
             _ => None,
         });
         let done = weights.map(|weights| {
@@ -267,8 +266,13 @@ impl Attention {
     }
 }
 
-/// Scores to weights, row by row of so many slots; `None` if slots that are closed may count.
-fn weigh<'m>(scores: &mut [f32], slots: usize, mask: impl Fn(usize) -> [&'m [f32]; 2], rounds: &Rounds) -> Option<()> {
+/// Converts scores to weights, row by row of `slots`; `None` if closed slots may count.
+fn softmax_weights<'m>(
+    scores: &mut [f32],
+    slots: usize,
+    mask: impl Fn(usize) -> [&'m [f32]; 2],
+    rounds: &RoundedResults,
+) -> Option<()> {
     vectorized(AddMask { scores, slots, mask });
     rounds.apply(1, scores);
     // a row that sees no open slot
@@ -300,7 +304,7 @@ impl<'m, M: Fn(usize) -> [&'m [f32]; 2]> Vectorize for AddMask<'_, M> {
     }
 }
 
-/// Scores after a step that stands between the product and the mask, whose one operand that is computed they are.
+/// Applies a step between product and mask to the scores, its only computed operand.
 fn change(step: &Step, scores: Arc<Tensor>, half: bool, workspace: &mut Workspace) -> Option<Arc<Tensor>> {
     let Workspace { values, results, pool, .. } = workspace;
     let mut scores = Some(scores);
@@ -322,14 +326,14 @@ fn change(step: &Step, scores: Arc<Tensor>, half: bool, workspace: &mut Workspac
     Some(result)
 }
 
-/// What is rounded to fp16.
-struct Rounds {
+/// Results that are rounded to fp16.
+struct RoundedResults {
     half: bool,
-    /// The scores, the masked scores, the weights and the result.
+    /// Scores, masked scores, weights and result.
     of: [bool; 4],
 }
 
-impl Rounds {
+impl RoundedResults {
     fn apply(&self, which: usize, values: &mut [f32]) {
         if self.of[which] {
             round_to_f16(values);

@@ -1,12 +1,12 @@
-//! The write of a cache through a mask: `cache * keep + mask @ new`, computed for the slots that change.
+//! Write of a cache through a mask: `cache * keep + mask @ new`, computed for the slots that change.
 //!
-//! `cache` is `[1, heads, S, D]`, `mask` `[1, 1, S, T]`, `new` `[1, heads, T, D]`, and `keep` `[1, 1, S, 1]`. A slot whose
-//! `keep` is 1 and whose row of the mask is zero stays what it is. The cache is a state of its own, or rows of one.
+//! `cache` is `[1, heads, S, D]`, `mask` `[1, 1, S, T]`, `new` `[1, heads, T, D]`, and `keep` `[1, 1, S, 1]`. A slot
+//! doesn't change if its `keep` is 1 and its row of the mask is zero. The cache is a whole state, or rows of one.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::Found;
+use super::GroupMatch;
 use super::flow::{Flow, is_plain, rows_of_slice};
 use crate::frame::Frame;
 use crate::node::{FusedKernel, FusedResult};
@@ -19,10 +19,10 @@ use anec_kernels::aligned_buf::AlignedBuf;
 use anec_kernels::round::round_to_f16;
 use anec_mil::DataType;
 
-/// Where a group finds what it works on.
+/// Operands of a fused cache write.
 pub(super) struct CacheWrite {
     state: Arc<str>,
-    /// The rows of the state that are the cache; all if there are none.
+    /// Rows of the state that are the cache; `None` for all.
     rows: Option<Rows>,
     mask: Operand,
     keep: Operand,
@@ -31,15 +31,15 @@ pub(super) struct CacheWrite {
     types: [DataType; 3],
 }
 
-/// Rows of a state, and the sizes that the program gives for the other axes.
+/// Rows of a state, and the sizes of its other axes in the program.
 struct Rows {
     range: Range<usize>,
     begin: [i64; 4],
     end: [i64; 4],
 }
 
-/// Looks for the form that ends with the write of a state at `at`.
-pub(super) fn find(flow: &Flow<'_>, at: usize, write: &WriteState) -> Option<Found> {
+/// Matches the pattern that ends with the write of a state at `at`.
+pub(super) fn find(flow: &Flow<'_>, at: usize, write: &WriteState) -> Option<GroupMatch> {
     let steps = flow.steps;
     let state = &write.name;
     let data = flow.producer(steps[at].operand(write.data))?;
@@ -65,7 +65,7 @@ pub(super) fn find(flow: &Flow<'_>, at: usize, write: &WriteState) -> Option<Fou
     if product.transpose_x || product.transpose_y {
         return None;
     }
-    // the operand of the product that comes from the state, and the other
+    // operand that comes from the state, and the other one
     let [x, y] = both(kept, scaled);
     let old = |operand: &Operand| match rows.as_ref() {
         None => flow.produced_by::<ReadState>(operand).map(|(read, _)| (read, None)),
@@ -82,7 +82,7 @@ pub(super) fn find(flow: &Flow<'_>, at: usize, write: &WriteState) -> Option<Fou
     };
     // attention may read the same rows
     let copies: Vec<usize> = [Some(read), slice, whole].into_iter().flatten().collect();
-    // the rows and the whole that they are put back into may have been read one after the other
+    // the rows, and the whole that they are put back into, may be separate reads
     let undisturbed = [Some(read), whole]
         .into_iter()
         .flatten()
@@ -98,7 +98,7 @@ pub(super) fn find(flow: &Flow<'_>, at: usize, write: &WriteState) -> Option<Fou
         new: new.clone(),
         types: [kept, placed, sum].map(|step| steps[step].dtype()),
     });
-    (undisturbed && closed).then_some(Found { members, copies, kernel })
+    (undisturbed && closed).then_some(GroupMatch { members, copies, kernel })
 }
 
 impl FusedKernel for CacheWrite {
@@ -106,7 +106,7 @@ impl FusedKernel for CacheWrite {
         "cache write"
     }
 
-    /// Changes the state in place.
+    /// Updates the state in place.
     fn run(&self, _: &[Step], frame: &mut Frame<'_>) -> Option<FusedResult> {
         let (mask, keep, new) = (frame.peek(&self.mask)?, frame.peek(&self.keep)?, frame.peek(&self.new)?);
         let [all, slots, width] = frame.state.cache_sizes(&self.state)?;
@@ -124,7 +124,7 @@ impl FusedKernel for CacheWrite {
             && keep.shape == [1, 1, slots, 1]
             && new.shape == [1, rows.len(), tokens, width];
         let (factors, new) = (mask.floats()?, new.floats()?);
-        // a number that isn't finite would spread to all slots, times zero
+        // a non-finite number would spread to all slots, times zero
         if !shapes || !new.iter().all(|v| v.is_finite()) {
             return None;
         }
@@ -148,7 +148,7 @@ impl FusedKernel for CacheWrite {
     }
 }
 
-/// `old * keep + mask new`, each result rounded if it is declared so.
+/// Computes `old * keep + mask new`, each result rounded if it is declared fp16.
 fn merge(old: &mut [f32], keep: f32, (mask, new): (&[f32], &[f32]), placed: &mut [f32], halves: [bool; 3]) {
     placed.fill(0.0);
     for (factor, new) in mask.iter().zip(new.chunks_exact(old.len().max(1))) {

@@ -1,17 +1,17 @@
-//! Ops that work on each element by itself, one after the other.
+//! Chains of elementwise ops.
 //!
-//! `SiLU` is five of them, and what a network's activations are is far more than the caches near a core hold: each would
-//! read and write all of it. A group of such ops goes through the elements once, some at a time, and does all that there is
-//! to be done with these. Each op is applied to the same numbers as it stands, so the results are the same to the last bit.
+//! `SiLU` is five ops, and a network's activations exceed the caches near a core: each op would read and write all of
+//! them. A group goes through the elements once, block by block, and applies all ops to a block. Each op sees the same
+//! numbers as alone, so results are equal bit for bit.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::Found;
+use super::GroupMatch;
 use super::flow::Flow;
-use super::members::{FEW, Link, REGISTERS, Registers, Source, given_tensors, members};
+use super::members::{FEW, InputSource, Link, REGISTERS, Registers, input_tensors, members};
 use crate::frame::Frame;
 use crate::kernel::{Elements, Input};
 use crate::node::{FusedKernel, FusedResult};
@@ -21,22 +21,22 @@ use crate::tensor::{Tensor, TensorData};
 use anec_kernels::pool;
 use anec_mil::DataType;
 
-/// Elements that go through all steps before the next ones do.
+/// Elements in a block.
 const BLOCK: usize = 512;
 
-/// Steps of one or two inputs each, of which only the last one's result is needed elsewhere.
+/// Elementwise steps of one or two inputs each; only the last one's result is used elsewhere.
 struct Chain {
-    /// Each with the register that its result goes to.
+    /// Steps, with the register of each result.
     links: Vec<Link<usize>>,
-    /// What isn't computed here, but for single constants.
-    given: Vec<Operand>,
-    /// Axes of the result.
+    /// Inputs of the group, except constant numbers.
+    inputs: Vec<Operand>,
+    /// Rank of the result.
     rank: usize,
 }
 
-/// The steps that end with one, and whose results of the same shape nothing else needs; `is_free` are those that no other
-/// group has.
-pub(super) fn find(flow: &Flow<'_>, last: usize, is_free: impl Fn(usize) -> bool) -> Option<Found> {
+/// Matches steps that end with `last` and whose results, of the same shape, nothing else uses; `is_free` are steps
+/// without a group.
+pub(super) fn find(flow: &Flow<'_>, last: usize, is_free: impl Fn(usize) -> bool) -> Option<GroupMatch> {
     let is_link = |step: &Step| step.kernel.elementwise().is_some() && step.outputs.len() == 1;
     let shape = |step: &Step| step.types.first().map(|ty| ty.shape.clone());
     let end = &flow.steps[last];
@@ -48,28 +48,28 @@ pub(super) fn find(flow: &Flow<'_>, last: usize, is_free: impl Fn(usize) -> bool
         is_link(step) && is_free(at) && shape(step) == shape(end)
     });
     let kernel = Box::new(Chain::new(flow, &members).filter(|_| members.len() >= 2)?);
-    Some(Found { members, copies: Vec::new(), kernel })
+    Some(GroupMatch { members, copies: Vec::new(), kernel })
 }
 
 impl Chain {
-    /// `None` if more results are needed at a time than there are registers.
+    /// Returns `None` if more results are live at a time than there are registers.
     fn new(flow: &Flow<'_>, members: &[usize]) -> Option<Chain> {
         let rank = flow.steps[*members.last()?].types.first()?.shape.len();
-        let mut chain = Chain { links: Vec::with_capacity(members.len()), given: Vec::new(), rank };
+        let mut chain = Chain { links: Vec::with_capacity(members.len()), inputs: Vec::new(), rank };
         let mut registers = Registers::default();
         for member in members {
             let step = &flow.steps[*member];
             let (x, y) = step.kernel.elementwise()?.inputs();
             let mut source = |input: Input| {
                 let operand = step.operand(input);
-                let register = registers.holding(flow.producer(operand)).map(Source::Computed);
-                register.unwrap_or_else(|| Source::outer(operand, rank, &mut chain.given))
+                let register = registers.holding(flow.producer(operand)).map(InputSource::Computed);
+                register.unwrap_or_else(|| InputSource::outer(operand, rank, &mut chain.inputs))
             };
             let (x, y) = (source(x), y.map(source));
             registers.release(flow, *member);
-            let register = |source: Source<usize>| match source {
-                Source::Computed(register) => Some(register),
-                Source::Given(_) | Source::Number(_) => None,
+            let register = |source: InputSource<usize>| match source {
+                InputSource::Computed(register) => Some(register),
+                InputSource::Input(_) | InputSource::Number(_) => None,
             };
             let into = registers.take(*member, register(x), y.and_then(register))?;
             chain.links.push(Link { kernel: step.kernel.clone(), x, y, into, dtype: step.dtype() });
@@ -77,24 +77,24 @@ impl Chain {
         Some(chain)
     }
 
-    /// The results of elements from `first` on. Where `out` holds those of an input, these are replaced.
-    fn compute(&self, given: &[Given], first: usize, out: &mut [f32], rounds: impl Fn(DataType) -> bool) {
+    /// Computes the results of elements from `first` on. If `out` holds the elements of an input, they are replaced.
+    fn compute(&self, inputs: &[GroupInput], first: usize, out: &mut [f32], rounds: impl Fn(DataType) -> bool) {
         let mut registers = [[0.0; BLOCK]; REGISTERS];
         for (block, out) in out.chunks_mut(BLOCK).enumerate() {
             let range = first + block * BLOCK..first + block * BLOCK + out.len();
             for link in &self.links {
                 let (before, rest) = registers.split_at_mut(link.into);
                 let Some((own, after)) = rest.split_first_mut() else { return };
-                let elements = |source: Source<usize>| match source {
-                    Source::Number(number) => Elements::One(number),
-                    Source::Given(place) => match &given[place] {
-                        Given::Tensor(tensor) => elements_of(tensor, &range),
-                        Given::Replaced => Elements::Each(&*out),
+                let elements = |source: InputSource<usize>| match source {
+                    InputSource::Number(number) => Elements::One(number),
+                    InputSource::Input(place) => match &inputs[place] {
+                        GroupInput::Tensor(tensor) => elements_of(tensor, &range),
+                        GroupInput::Replaced => Elements::Each(&*out),
                     },
-                    Source::Computed(register) if register < link.into => {
+                    InputSource::Computed(register) if register < link.into => {
                         Elements::Each(&before[register][..range.len()])
                     }
-                    Source::Computed(register) => Elements::Each(&after[register - link.into - 1][..range.len()]),
+                    InputSource::Computed(register) => Elements::Each(&after[register - link.into - 1][..range.len()]),
                 };
                 link.compute(elements, &mut own[..range.len()], rounds(link.dtype));
             }
@@ -105,15 +105,15 @@ impl Chain {
     }
 }
 
-/// What isn't computed here.
-enum Given {
-    /// As many floats as the result has, or one.
+/// Input of a group.
+enum GroupInput {
+    /// Floats: as many as the result has, or one.
     Tensor(Arc<Tensor>),
-    /// Those that the results replace.
+    /// Input whose buffer the results replace.
     Replaced,
 }
 
-/// A tensor's floats for elements of a result.
+/// Elements of a tensor for a range of the result.
 fn elements_of<'t>(tensor: &'t Tensor, range: &Range<usize>) -> Elements<'t> {
     match tensor.floats().unwrap_or_default() {
         [one] => Elements::One(*one),
@@ -127,46 +127,46 @@ impl FusedKernel for Chain {
     }
 
     fn run(&self, steps: &[Step], frame: &mut Frame<'_>) -> Option<FusedResult> {
-        let (given, shape) = given_tensors(&self.given, frame)?;
-        // all are of the result's shape, or single numbers
+        let (inputs, shape) = input_tensors(&self.inputs, frame)?;
+        // inputs have the result's shape, or one element
         let fits = |tensor: &Arc<Tensor>| {
             let floats = tensor.floats().is_some_and(|floats| !floats.is_empty());
             floats && (tensor.shape[..] == shape[..] || (tensor.data.len() == 1 && tensor.shape.len() <= shape.len()))
         };
-        if shape.len() != self.rank || !given.iter().all(fits) {
+        if shape.len() != self.rank || !inputs.iter().all(fits) {
             return None;
         }
-        // the buffer of an input that nothing else needs becomes the result's
+        // reuse the buffer of an input that nothing else needs
         let is_last = |slot: usize| {
             let operands = steps.iter().flat_map(|step| &step.operands);
             operands.into_iter().any(|operand| matches!(operand, Operand::Slot { slot: of, last: true } if *of == slot))
         };
         let whole =
-            |place: &usize| given[*place].shape[..] == shape[..] && self.given[*place].slot().is_some_and(is_last);
-        let slot = (0..given.len()).find(whole).and_then(|place| self.given[place].slot());
+            |place: &usize| inputs[*place].shape[..] == shape[..] && self.inputs[*place].slot().is_some_and(is_last);
+        let slot = (0..inputs.len()).find(whole).and_then(|place| self.inputs[place].slot());
         let half = frame.half;
-        let compute = |given: &[Given], out: &mut [f32]| {
+        let compute = |inputs: &[GroupInput], out: &mut [f32]| {
             pool::for_each_part(out, |first, out| {
-                self.compute(given, first, out, |dtype| half && dtype == DataType::Fp16);
+                self.compute(inputs, first, out, |dtype| half && dtype == DataType::Fp16);
             });
         };
         let mut own = slot.and_then(|slot| frame.workspace.slots[slot].take());
-        let given = self.given.iter().zip(given);
-        let given = given.map(|(operand, tensor)| match operand.slot() {
-            Some(of) if Some(of) == slot => Given::Replaced,
-            _ => Given::Tensor(tensor),
+        let inputs = self.inputs.iter().zip(inputs);
+        let inputs = inputs.map(|(operand, tensor)| match operand.slot() {
+            Some(of) if Some(of) == slot => GroupInput::Replaced,
+            _ => GroupInput::Tensor(tensor),
         });
-        let mut given: SmallVec<[Given; FEW]> = given.collect();
+        let mut inputs: SmallVec<[GroupInput; FEW]> = inputs.collect();
         if let Some(Tensor { data: TensorData::F32(values), .. }) = own.as_mut().and_then(Arc::get_mut) {
-            compute(&given, values);
+            compute(&inputs, values);
             return own.map(FusedResult::Tensor);
         }
-        // something else has it
+        // the buffer is shared
         if let Some(tensor) = own {
-            let replaced = given.iter_mut().filter(|given| matches!(given, Given::Replaced));
-            replaced.for_each(|given| *given = Given::Tensor(tensor.clone()));
+            let replaced = inputs.iter_mut().filter(|inputs| matches!(inputs, GroupInput::Replaced));
+            replaced.for_each(|inputs| *inputs = GroupInput::Tensor(tensor.clone()));
         }
-        let result = frame.workspace.pool.written(&shape, |out| compute(&given, out));
+        let result = frame.workspace.pool.written(&shape, |out| compute(&inputs, out));
         Some(FusedResult::Tensor(result))
     }
 }
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn the_activation_of_a_gated_network_is_one_group() {
-        // as many elements as a thread computes, and more
+        // below and above the size of a thread's part
         for count in [1, 5, 700, 40_000] {
             let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
             let (gate, up) = (ops.input("gate", shape(count)), ops.input("up", shape(count)));
@@ -207,21 +207,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_broadcast_or_needed_elsewhere_stays_as_it_stands() {
+    fn broadcast_or_shared_results_are_not_fused() {
         let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
         let x = ops.input("x", shape(4));
         let row = ops.input("row", TensorType::new(DataType::Fp16, [1, 1, 4, 1]));
         let given_out = ops.abs(x);
         let wide = ops.mul(given_out, row);
         let out = ops.tanh(wide);
-        // of another shape than what it is added to
+        // shape that broadcasts
         let narrow = ops.abs(row);
         let sum = ops.add(out, narrow);
         ops.output("magnitude", given_out);
         ops.output("sum", sum);
         let function = ops.finish().unwrap();
         let (x, row) = (Tensor::new([1, 3, 4, 1], noise(12, 1)), Tensor::new([1, 1, 4, 1], noise(4, 2)));
-        // a group of three is found, and finds when it runs that its inputs are of other shapes
+        // three steps match, but their inputs have other shapes at run time
         assert_eq!(compare(&function, &[("x", &x), ("row", &row)], Precision::F32), [3]);
     }
 
@@ -236,7 +236,7 @@ mod tests {
             let mut values: Vec<ValueId> = vec![ops.input("x", shape(count)), ops.input("y", shape(count))];
             values.push(ops.constant("number", Constant::fp16(0.75)));
             for (kind, x, y) in steps {
-                // mostly what was computed last
+                // prefer recent values
                 let (x, y) = (values[values.len() - 1 - x.index(values.len()) / 2], values[y.index(values.len())]);
                 values.push(match kind {
                     0 => ops.add(x, y),
@@ -249,7 +249,7 @@ mod tests {
                     _ => ops.abs(x),
                 });
             }
-            // the last one has the shape of `x`
+            // the last op has the shape of `x`
             let last = ops.mul(values[0], values[values.len() - 1]);
             ops.output("out", last);
             let function = ops.finish().unwrap();

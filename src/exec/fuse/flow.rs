@@ -1,4 +1,4 @@
-//! Who gives and who needs the values of a function, by its steps.
+//! Producers and consumers of each value of a function, by step.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -11,11 +11,11 @@ use crate::tensor::Tensor;
 use crate::value::Value;
 use anec_mil::{Uses, ValueId};
 
-/// Who gives and who needs the values of a function.
+/// Producers and consumers of each value.
 pub(super) struct Flow<'a> {
     pub steps: &'a [Step],
     uses: &'a Uses<'a>,
-    /// Which step an op became, by the op's place in the function.
+    /// Step of each op, by the op's position in the function.
     step_of: HashMap<usize, usize>,
 }
 
@@ -25,28 +25,28 @@ impl<'a> Flow<'a> {
         Flow { steps, uses, step_of }
     }
 
-    /// The kernel of a step, if it is of a type.
+    /// Kernel of a step, if it is of type `K`.
     pub fn kernel<K: Kernel>(&self, step: usize) -> Option<&'a K> {
         self.steps[step].kernel.is()
     }
 
-    /// The step that gives an operand.
+    /// Step that produces an operand.
     pub fn producer(&self, operand: &Operand) -> Option<usize> {
         self.step_of.get(&self.uses.producer_place(operand.value()?)?).copied()
     }
 
-    /// The step that gives an operand, if its kernel is of a type.
+    /// Step that produces an operand, if its kernel is of type `K`.
     pub fn produced_by<K: Kernel>(&self, operand: &Operand) -> Option<(usize, &'a K)> {
         let step = self.producer(operand)?;
         Some((step, self.kernel(step)?))
     }
 
-    /// The step that combines two tensors to an operand in this way.
+    /// Step that produces an operand by combining two tensors with `op`.
     pub fn combined_by(&self, operand: &Operand, op: BinaryOp) -> Option<(usize, &'a Arithmetic)> {
         self.produced_by::<Arithmetic>(operand).filter(|(_, kernel)| kernel.op == op)
     }
 
-    /// All uses of what a step gives; none if the function gives it out.
+    /// All uses of a step's results; none if one is an output of the function.
     pub fn users(&self, step: usize) -> Vec<usize> {
         match self.steps[step].outputs.as_slice() {
             [output] => {
@@ -58,13 +58,13 @@ impl<'a> Flow<'a> {
         }
     }
 
-    /// Whether something uses what a step gives, and nothing but some steps.
+    /// Returns whether a step's results are used, and only by some steps.
     pub fn is_used_only_by(&self, step: usize, is_one: impl Fn(&usize) -> bool) -> bool {
         let users = self.users(step);
         !users.is_empty() && users.iter().all(is_one)
     }
 
-    /// The step that alone uses, once, what a step gives.
+    /// Only step that uses a step's results, once.
     pub fn only_user(&self, step: usize) -> Option<usize> {
         match self.users(step).as_slice() {
             [one] => Some(*one),
@@ -72,13 +72,13 @@ impl<'a> Flow<'a> {
         }
     }
 
-    /// The writes of a state between two steps.
+    /// Writes of a state between two steps.
     pub fn writes<'f>(&'f self, state: &'f str, between: Range<usize>) -> impl Iterator<Item = usize> + 'f {
         let inner = between.start + 1..between.end;
         inner.filter(move |i| self.kernel::<WriteState>(*i).is_some_and(|write| *write.name == *state))
     }
 
-    /// The rows (places along axis 1) that a write of a state changes; `None` if they aren't known.
+    /// Rows (positions along axis 1) that a write of a state changes; `None` if unknown.
     pub fn written_rows(&self, write: usize) -> Option<Range<usize>> {
         let WriteState { name, data } = self.kernel(write)?;
         let (step, update) = self.produced_by::<SliceUpdate>(self.steps[write].operand(*data))?;
@@ -89,7 +89,7 @@ impl<'a> Flow<'a> {
         (same && is_plain(&update.slicing) && 0 <= begin && begin <= end).then_some(begin as usize..end as usize)
     }
 
-    /// The elements at the front of a vector of integers of a step that are known already.
+    /// Leading elements of a step's integers that are known at compile time.
     fn leading(&self, step: &Step, integers: &Integers) -> Vec<i64> {
         let input = match integers {
             Integers::Known(values) => return values.to_vec(),
@@ -101,7 +101,7 @@ impl<'a> Flow<'a> {
     }
 }
 
-/// A constant tensor.
+/// Constant tensor.
 pub(super) fn constant(operand: &Operand) -> Option<&Tensor> {
     match operand {
         Operand::Constant(Value::Tensor(tensor)) => Some(tensor),
@@ -109,14 +109,14 @@ pub(super) fn constant(operand: &Operand) -> Option<&Tensor> {
     }
 }
 
-/// Whether `begin` and `end` say all of a slice: no mask is set, and strides are one.
+/// Returns whether `begin` and `end` define a slice completely: no masks, strides of one.
 pub(super) fn is_plain(slicing: &Slicing) -> bool {
     let masks = [&slicing.begin_mask, &slicing.end_mask, &slicing.squeeze_mask];
     let unset = masks.into_iter().flatten().all(|mask| !mask.contains(&true));
     unset && has_unit_strides(slicing)
 }
 
-/// Whether `begin` and `end` say where a slice lies along an axis, and it takes all of the others.
+/// Returns whether `begin` and `end` restrict a slice along one axis only.
 pub(super) fn writes_axis(slicing: &Slicing, axis: usize) -> bool {
     let takes_others = |mask: &Option<Vec<bool>>| {
         mask.as_ref().is_some_and(|mask| mask.iter().enumerate().all(|(i, masked)| *masked == (i != axis)))
@@ -135,13 +135,13 @@ fn has_unit_strides(slicing: &Slicing) -> bool {
     slicing.stride.as_ref().is_none_or(|strides| strides.iter().all(|stride| *stride == 1))
 }
 
-/// The rows that a slice takes of a tensor of rank 4, if it takes all of its other axes and all numbers are known.
+/// Rows that a slice of a tensor of rank 4 takes, if it takes all of its other axes and all numbers are known.
 pub(super) fn rows_of_slice(slice: &SliceByIndex) -> Option<Range<usize>> {
     let (first, last) = slice_of_axis(slice, 1)?;
     last.map(|last| first..last)
 }
 
-/// From where to where a slice of a tensor of rank 4 goes along an axis, if it takes all of the others and all numbers are known;
+/// Range of a slice of a tensor of rank 4 along an axis, if it takes all of the others and all numbers are known;
 /// without an end, it goes to the last element.
 pub(super) fn slice_of_axis(
     SliceByIndex { slicing, .. }: &SliceByIndex,

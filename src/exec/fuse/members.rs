@@ -1,4 +1,4 @@
-//! Which steps make up a group, what it is given, and where it keeps what it computes.
+//! Members of a group, its inputs, and its registers.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use crate::tensor::{Dims, Tensor};
 use anec_kernels::round::round_to_f16;
 use anec_mil::DataType;
 
-/// Results of steps that are kept at a time: with the elements that are read, they stay in a core's nearest cache.
+/// Maximum live results; with the elements that are read, they fit into the nearest cache of a core.
 pub(super) const REGISTERS: usize = 4;
-/// Inputs of a group up to which a run allocates no memory for them.
+/// Maximum inputs of a group for which a run allocates no memory.
 pub(super) const FEW: usize = 8;
 
-/// A step, and those before it that fit and whose results nothing else needs, in order.
+/// A step, and the steps before it that fit and whose results nothing else uses, in order.
 pub(super) fn members(flow: &Flow<'_>, last: usize, mut fits: impl FnMut(usize) -> bool) -> Vec<usize> {
     let producers =
         |step: &Step| -> Vec<usize> { step.operands.iter().filter_map(|operand| flow.producer(operand)).collect() };
     let mut members = BTreeSet::from([last]);
-    // whoever uses a member comes later, so each is looked at when all of its users are known
+    // users of a member come later, so each candidate is checked when all of its users are known
     let mut next: BTreeSet<usize> = producers(&flow.steps[last]).into_iter().collect();
     while let Some(at) = next.pop_last() {
         let only_here = flow.is_used_only_by(at, |user| members.contains(user));
@@ -36,20 +36,20 @@ pub(super) fn members(flow: &Flow<'_>, last: usize, mut fits: impl FnMut(usize) 
     members.into_iter().collect()
 }
 
-/// A step of a group, whose result goes to a place among the group's.
+/// Step of a group, with the place of its result.
 pub(super) struct Link<P> {
     pub kernel: Arc<dyn Kernel>,
-    pub x: Source<P>,
-    pub y: Option<Source<P>>,
+    pub x: InputSource<P>,
+    pub y: Option<InputSource<P>>,
     pub into: P,
     /// Declared type of the result.
     pub dtype: DataType,
 }
 
 impl<P: Copy + PartialEq> Link<P> {
-    /// What an op that works on each element by itself gives, in place of its first input if that is there already.
-    pub fn compute<'e>(&self, elements: impl Fn(Source<P>) -> Elements<'e>, own: &mut [f32], rounds: bool) {
-        if self.x != Source::Computed(self.into) {
+    /// Computes an elementwise op; if the first input is already in `own`, it is replaced.
+    pub fn compute<'e>(&self, elements: impl Fn(InputSource<P>) -> Elements<'e>, own: &mut [f32], rounds: bool) {
+        if self.x != InputSource::Computed(self.into) {
             match elements(self.x) {
                 Elements::Each(x) => own.copy_from_slice(&x[..own.len()]),
                 Elements::One(x) => own.fill(x),
@@ -64,51 +64,52 @@ impl<P: Copy + PartialEq> Link<P> {
     }
 }
 
-/// Where an input is found.
+/// Source of a step's input.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Source<P> {
+pub(super) enum InputSource<P> {
     Computed(P),
-    /// One of those that the group is given.
-    Given(usize),
-    /// A constant.
+    /// Input of the group, by index.
+    Input(usize),
+    /// Constant number.
     Number(f32),
 }
 
-impl<P> Source<P> {
-    /// An operand that isn't computed by a group, whose results have so many axes; it is given it from now on, if it must be.
-    pub fn outer(operand: &Operand, rank: usize, given: &mut Vec<Operand>) -> Self {
+impl<P> InputSource<P> {
+    /// Source of an operand from outside of a group whose results have rank `rank`; it becomes an input of the group if
+    /// necessary.
+    pub fn outer(operand: &Operand, rank: usize, inputs: &mut Vec<Operand>) -> Self {
         if let Some(tensor) = constant(operand).filter(|tensor| tensor.shape.len() <= rank)
             && let Some([number]) = tensor.floats()
         {
-            return Source::Number(*number);
+            return InputSource::Number(*number);
         }
-        let known = given.iter().position(|known| known.slot().is_some() && known.slot() == operand.slot());
-        Source::Given(known.unwrap_or_else(|| {
-            given.push(operand.clone());
-            given.len() - 1
+        let known = inputs.iter().position(|known| known.slot().is_some() && known.slot() == operand.slot());
+        InputSource::Input(known.unwrap_or_else(|| {
+            inputs.push(operand.clone());
+            inputs.len() - 1
         }))
     }
 }
 
-/// The tensors that a group is given, and the shape of the largest.
-pub(super) fn given_tensors(given: &[Operand], frame: &Frame<'_>) -> Option<(SmallVec<[Arc<Tensor>; FEW]>, Dims)> {
-    let tensors = given.iter().map(|operand| frame.peek(operand)).collect::<Option<SmallVec<[Arc<Tensor>; FEW]>>>()?;
+/// Input tensors of a group, and the largest shape.
+pub(super) fn input_tensors(inputs: &[Operand], frame: &Frame<'_>) -> Option<(SmallVec<[Arc<Tensor>; FEW]>, Dims)> {
+    let tensors = inputs.iter().map(|operand| frame.peek(operand)).collect::<Option<SmallVec<[Arc<Tensor>; FEW]>>>()?;
     let largest = tensors.iter().max_by_key(|tensor| (tensor.data.len(), tensor.shape.len()))?;
     let shape = Dims::from_slice(&largest.shape);
     Some((tensors, shape))
 }
 
-/// Whose results registers hold that are still needed.
+/// Steps whose results are in registers.
 #[derive(Default)]
 pub(super) struct Registers([Option<usize>; REGISTERS]);
 
 impl Registers {
-    /// The register that holds what a step gives.
+    /// Register that holds a step's result.
     pub fn holding(&self, producer: Option<usize>) -> Option<usize> {
         self.0.iter().position(|held| held.is_some() && *held == producer)
     }
 
-    /// Gives up what only this step or those before it use.
+    /// Frees registers whose results only this step or earlier ones use.
     pub fn release(&mut self, flow: &Flow<'_>, step: usize) {
         let is_needed = |held: &usize| flow.users(*held).iter().any(|user| *user > step);
         for held in &mut self.0 {
@@ -116,7 +117,8 @@ impl Registers {
         }
     }
 
-    /// The register for a step's result: that of its first input if it is free, not that of the second, which is read beside it.
+    /// Allocates a register for a step's result: that of its first input if it is free, but not that of the second,
+    /// which is read at the same time.
     pub fn take(&mut self, step: usize, x: Option<usize>, y: Option<usize>) -> Option<usize> {
         let is_free = |register: &usize| self.0[*register].is_none() && y != Some(*register);
         let register = x.filter(is_free).or_else(|| (0..REGISTERS).find(is_free))?;

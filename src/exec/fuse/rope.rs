@@ -1,11 +1,11 @@
-//! Rotary position embedding by halves (arXiv:2104.09864): with the first elements `a` of a head and as many that follow, `b`,
-//! `[a cos - b sin, b cos + a sin]`, and what is left of the head as it is.
+//! Rotary position embedding by halves (arXiv:2104.09864): for the first elements `a` of a head and as many that
+//! follow, `b`, the result is `[a cos - b sin, b cos + a sin]`; the rest of the head is unchanged.
 //!
-//! Heads are `[1, H, T, D]`, `cos` and `sin` `[1, 1, T, D / 2]`, or fewer where only a part of the head is rotated.
+//! Heads are `[1, H, T, D]`, `cos` and `sin` `[1, 1, T, D / 2]`, or narrower for a partial rotation.
 
 use std::ops::Range;
 
-use super::Found;
+use super::GroupMatch;
 use super::flow::{Flow, slice_of_axis};
 use crate::frame::Frame;
 use crate::node::{FusedKernel, FusedResult};
@@ -15,7 +15,7 @@ use crate::step::Step;
 use anec_kernels::dispatch::{Vectorize, vectorized};
 use anec_kernels::pool;
 
-/// Where a group finds what it works on.
+/// Operands of a fused rotary embedding.
 struct Rope {
     heads: Operand,
     cos: Operand,
@@ -26,17 +26,17 @@ struct Rope {
     passes: bool,
 }
 
-/// A product of a half and a table.
-struct Turned<'a> {
-    /// The step of the product, and that which cuts out the half.
+/// Product of a half and a table.
+struct RotatedHalf<'a> {
+    /// Steps of the product and of the slice of the half.
     steps: [usize; 2],
     heads: &'a Operand,
     half: Range<usize>,
     table: &'a Operand,
 }
 
-/// Looks for the form that ends with joined halves at `at`.
-pub(super) fn find(flow: &Flow<'_>, at: usize, concat: &Concat) -> Option<Found> {
+/// Matches the pattern that ends with the concatenation of halves at `at`.
+pub(super) fn find(flow: &Flow<'_>, at: usize, concat: &Concat) -> Option<GroupMatch> {
     let steps = flow.steps;
     if ![-1, 3].contains(&concat.axis) || concat.interleave {
         return None;
@@ -49,21 +49,21 @@ pub(super) fn find(flow: &Flow<'_>, at: usize, concat: &Concat) -> Option<Found>
     };
     let (difference, minus) = flow.combined_by(first, BinaryOp::Sub)?;
     let (sum, plus) = flow.combined_by(second, BinaryOp::Add)?;
-    let turned = |step: usize, kernel: &Arithmetic| {
-        let [x, y] = [kernel.x, kernel.y].map(|input| turned(flow, steps[step].operand(input)));
+    let rotated_half = |step: usize, kernel: &Arithmetic| {
+        let [x, y] = [kernel.x, kernel.y].map(|input| rotated_half(flow, steps[step].operand(input)));
         x.zip(y)
     };
-    let ((a_cos, b_sin), (b_cos, a_sin)) = (turned(difference, minus)?, turned(sum, plus)?);
+    let ((a_cos, b_sin), (b_cos, a_sin)) = (rotated_half(difference, minus)?, rotated_half(sum, plus)?);
     let half = a_cos.half.end;
     let all = [&a_cos, &a_sin, &b_cos, &b_sin];
     let same = |x: &Operand, y: &Operand| x.slot().is_some() && x.slot() == y.slot();
-    let fits = all.iter().all(|turned| same(turned.heads, a_cos.heads))
+    let fits = all.iter().all(|rotated_half| same(rotated_half.heads, a_cos.heads))
         && [&a_cos.half, &a_sin.half].into_iter().all(|own| *own == (0..half))
         && [&b_cos.half, &b_sin.half].into_iter().all(|own| *own == (half..2 * half))
         && same(a_cos.table, b_cos.table)
         && same(a_sin.table, b_sin.table);
     let mut members = vec![at, difference, sum];
-    members.extend(all.iter().flat_map(|turned| turned.steps));
+    members.extend(all.iter().flat_map(|rotated_half| rotated_half.steps));
     if let Some(rest) = rest {
         let (step, slice) = flow.produced_by::<SliceByIndex>(rest)?;
         let (from, _) = slice_of_axis(slice, 3)?;
@@ -83,17 +83,17 @@ pub(super) fn find(flow: &Flow<'_>, at: usize, concat: &Concat) -> Option<Found>
         half,
         passes: rest.is_some(),
     });
-    (fits && closed).then_some(Found { members, copies: Vec::new(), kernel })
+    (fits && closed).then_some(GroupMatch { members, copies: Vec::new(), kernel })
 }
 
-/// The product of a half and a table that an operand comes from.
-fn turned<'a>(flow: &'a Flow<'_>, operand: &Operand) -> Option<Turned<'a>> {
+/// Product of a half and a table that an operand comes from.
+fn rotated_half<'a>(flow: &'a Flow<'_>, operand: &Operand) -> Option<RotatedHalf<'a>> {
     let (product, kernel) = flow.combined_by(operand, BinaryOp::Mul)?;
     let operand = |input| flow.steps[product].operand(input);
     let (cut, slice) = flow.produced_by::<SliceByIndex>(operand(kernel.x))?;
     let (from, to) = slice_of_axis(slice, 3)?;
     let heads = flow.steps[cut].operand(slice.x);
-    Some(Turned { steps: [product, cut], heads, half: from..to?, table: operand(kernel.y) })
+    Some(RotatedHalf { steps: [product, cut], heads, half: from..to?, table: operand(kernel.y) })
 }
 
 impl FusedKernel for Rope {
@@ -101,14 +101,14 @@ impl FusedKernel for Rope {
         "rope"
     }
 
-    /// Gives the result, of the shape of the heads.
+    /// Computes the result, of the shape of the heads.
     fn run(&self, _: &[Step], frame: &mut Frame<'_>) -> Option<FusedResult> {
         let [x, cos, sin] = [&self.heads, &self.cos, &self.sin].map(|operand| frame.peek(operand));
         let (x, cos, sin) = (x?, cos?, sin?);
         let [1, heads, tokens, width] = x.shape[..] else { return None };
         let fits = [&cos, &sin].into_iter().all(|table| table.shape == [1, 1, tokens, self.half])
             && (width == 2 * self.half || (self.passes && width > 2 * self.half));
-        // each op rounds on its own
+        // under fp16 each op rounds on its own
         if !fits || frame.half || heads * tokens * self.half == 0 {
             return None;
         }
@@ -124,11 +124,11 @@ impl FusedKernel for Rope {
     }
 }
 
-/// Rows of heads, from one on, of so many tokens each.
+/// Rotation of rows of heads.
 struct Rotate<'a> {
     rows: &'a [f32],
     width: usize,
-    /// Cosines, sines, and how many of either a token has.
+    /// Cosines, sines, and their number for each token.
     tables: (&'a [f32], &'a [f32], usize),
     first: usize,
     tokens: usize,
@@ -157,7 +157,7 @@ impl Vectorize for Rotate<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{compare, is_carried_out, noise};
+    use super::super::testing::{compare, noise, runs_fused};
     use crate::{Precision, Tensor};
     use anec_mil::{DataType, FunctionBuilder, Opset, TensorType};
 
@@ -186,19 +186,19 @@ mod tests {
                 let steps = if rest > 0 { 10 } else { 9 };
                 let inputs = [("x", &x), ("cos", &cos), ("sin", &sin)];
                 assert_eq!(compare(&function, &inputs, precision), [steps]);
-                assert_eq!(is_carried_out("rope", &function, &inputs, precision), precision != Precision::F16);
+                assert_eq!(runs_fused("rope", &function, &inputs, precision), precision != Precision::F16);
             }
         }
     }
 
     #[test]
-    fn other_halves_are_left_as_they_stand() {
+    fn other_halves_are_not_fused() {
         let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
         let ty = |width: u64| TensorType::new(DataType::Fp16, [1, 2, 3, width]);
         let x = ops.input("x", ty(8));
         let table = TensorType::new(DataType::Fp16, [1, 1, 3, 4]);
         let [cos, sin] = ["cos", "sin"].map(|name| ops.input(name, table.clone()));
-        // the second half is turned the other way
+        // the second half has the wrong sign
         let (first, second) = (ops.slice(x, 3, 0..4), ops.slice(x, 3, 4..8));
         let (a_cos, b_sin) = (ops.mul(first, cos), ops.mul(second, sin));
         let (b_cos, a_sin) = (ops.mul(second, sin), ops.mul(first, cos));

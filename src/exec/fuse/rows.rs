@@ -1,18 +1,17 @@
-//! Norms, and what else reduces rows of elements and works on each of these with what they were reduced to.
+//! Norms, and other groups that reduce rows of elements and combine each row with the result.
 //!
-//! A root-mean-square norm is a dozen ops in a program for the Neural Engine. For a single token to begin with one takes longer
-//! than to carry it out. A group of such ops goes through a row at a time, and does all that there is to be done with it;
-//! numbers of which a row has one are numbers here. Each op is applied to the same numbers as it stands, so the results are the
-//! same to the last bit. Rows must be in one piece: those of several tokens whose channels are reduced aren't, and their
-//! steps are carried out one by one, over all tokens.
+//! A root-mean-square norm is a dozen ops in a program for the Neural Engine. For a single token, starting an op takes
+//! longer than computing it. A group computes one row at a time with all ops; values with one number per row are
+//! scalars here. Each op sees the same numbers as alone, so results are equal bit for bit. Rows must be contiguous: if
+//! channels of several tokens are reduced, they aren't, and the steps run one by one over all tokens.
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::Found;
+use super::GroupMatch;
 use super::flow::Flow;
-use super::members::{FEW, Link, REGISTERS, Registers, Source, given_tensors, members};
+use super::members::{FEW, InputSource, Link, REGISTERS, Registers, input_tensors, members};
 use crate::frame::Frame;
 use crate::kernel::{Elements, Input};
 use crate::node::{FusedKernel, FusedResult};
@@ -24,31 +23,31 @@ use anec_kernels::pool;
 use anec_kernels::round::round_to_f16;
 use anec_mil::{DataType, Dim};
 
-/// Steps, of which only the last one's result is needed elsewhere.
+/// Steps of which only the last one's result is used elsewhere.
 struct RowSteps {
     links: Vec<Link<Place>>,
-    /// What isn't computed here, but for single constants.
-    given: Vec<Operand>,
-    /// How many numbers of a row are kept.
+    /// Inputs of the group, except constant numbers.
+    inputs: Vec<Operand>,
+    /// Number of scalars per row.
     numbers: usize,
-    /// The axis along which rows lie.
+    /// Axis of the rows.
     axis: usize,
-    /// Axes of the result.
+    /// Rank of the result.
     rank: usize,
 }
 
-/// Where a result is kept.
+/// Place of a result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Place {
-    /// A row in a register.
+    /// Row in a register.
     Row(usize),
-    /// A number of the row.
+    /// Scalar of the row.
     Number(usize),
 }
 
-/// The steps that end with one, and whose results nothing else needs: they have its shape, or that without one axis, which one of
-/// them at least reduces. `is_free` are those that no other group has.
-pub(super) fn find(flow: &Flow<'_>, last: usize, is_free: impl Fn(usize) -> bool) -> Option<Found> {
+/// Matches steps that end with `last` and whose results nothing else uses. They have its shape, or that shape without
+/// one axis, which at least one step reduces. `is_free` are steps without a group.
+pub(super) fn find(flow: &Flow<'_>, last: usize, is_free: impl Fn(usize) -> bool) -> Option<GroupMatch> {
     let shape = |step: &Step| step.types.first().map(|ty| ty.shape.clone()).filter(|_| step.outputs.len() == 1);
     let whole = shape(&flow.steps[last])?;
     flow.steps[last].kernel.elementwise().filter(|_| is_free(last))?;
@@ -65,22 +64,22 @@ pub(super) fn find(flow: &Flow<'_>, last: usize, is_free: impl Fn(usize) -> bool
     });
     members.iter().find(|member| flow.steps[**member].kernel.reduction().is_some())?;
     let kernel = Box::new(RowSteps::new(flow, &members, axis?)?);
-    Some(Found { members, copies: Vec::new(), kernel })
+    Some(GroupMatch { members, copies: Vec::new(), kernel })
 }
 
-/// The axis without which a shape is another one, if it is one axis.
+/// Only axis by which a shape differs from `whole`.
 fn reduced_axis(whole: &[Dim], shape: &[Dim]) -> Option<usize> {
     let mut others = (0..whole.len()).filter(|axis| whole.len() == shape.len() && whole[*axis] != shape[*axis]);
     others.next().filter(|axis| shape[*axis].fixed() == Some(1) && others.next().is_none())
 }
 
 impl RowSteps {
-    /// `None` if more rows are needed at a time than there are registers, or numbers are reduced.
+    /// Returns `None` if more rows are live than there are registers, or if scalars are reduced.
     fn new(flow: &Flow<'_>, members: &[usize], axis: usize) -> Option<RowSteps> {
         let whole = &flow.steps[*members.last()?].types.first()?.shape;
         let links = Vec::with_capacity(members.len());
-        let mut all = RowSteps { links, given: Vec::new(), numbers: 0, axis, rank: whole.len() };
-        // whose the numbers are
+        let mut all = RowSteps { links, inputs: Vec::new(), numbers: 0, axis, rank: whole.len() };
+        // step of each scalar
         let (mut registers, mut numbers) = (Registers::default(), Vec::new());
         for member in members {
             let step = &flow.steps[*member];
@@ -93,17 +92,20 @@ impl RowSteps {
                 let producer = flow.producer(operand);
                 let number = || numbers.iter().position(|held| Some(*held) == producer).map(Place::Number);
                 let place = registers.holding(producer).map(Place::Row).or_else(number);
-                place.map(Source::Computed).unwrap_or_else(|| Source::outer(operand, whole.len(), &mut all.given))
+                place
+                    .map(InputSource::Computed)
+                    .unwrap_or_else(|| InputSource::outer(operand, whole.len(), &mut all.inputs))
             };
             let (x, y) = (source(x), y.map(source));
             registers.release(flow, *member);
-            if step.kernel.reduction().is_some() && matches!(x, Source::Computed(Place::Number(_)) | Source::Number(_))
+            if step.kernel.reduction().is_some()
+                && matches!(x, InputSource::Computed(Place::Number(_)) | InputSource::Number(_))
             {
                 return None;
             }
             let into = if step.types.first()?.shape == *whole {
-                let register = |source: Source<Place>| match source {
-                    Source::Computed(Place::Row(register)) => Some(register),
+                let register = |source: InputSource<Place>| match source {
+                    InputSource::Computed(Place::Row(register)) => Some(register),
                     _ => None,
                 };
                 Place::Row(registers.take(*member, register(x), y.and_then(register))?)
@@ -117,26 +119,28 @@ impl RowSteps {
         Some(all)
     }
 
-    /// Whether inputs that are reduced are rows, and those of numbers are numbers.
-    fn fit(&self, given: &[Given]) -> bool {
+    /// Returns whether inputs that are reduced are rows, and inputs of scalars are scalars.
+    fn fit(&self, inputs: &[RowInput]) -> bool {
         self.links.iter().all(|link| {
-            let lies = |source: &Source<Place>| match source {
-                Source::Given(place) => Some(given[*place].lies),
+            let layout = |source: &InputSource<Place>| match source {
+                InputSource::Input(place) => Some(inputs[*place].layout),
                 _ => None,
             };
-            let mut inputs = [Some(&link.x), link.y.as_ref()].into_iter().flatten().filter_map(lies);
+            let mut inputs = [Some(&link.x), link.y.as_ref()].into_iter().flatten().filter_map(layout);
             match (link.kernel.reduction(), link.into) {
-                (Some(_), _) => inputs.all(|lies| lies == Lies::ByRow),
-                (None, Place::Number(_)) => inputs.all(|lies| matches!(lies, Lies::OneOfRow | Lies::One)),
+                (Some(_), _) => inputs.all(|layout| layout == InputLayout::EachRow),
+                (None, Place::Number(_)) => {
+                    inputs.all(|layout| matches!(layout, InputLayout::ScalarPerRow | InputLayout::SharedScalar))
+                }
                 (None, Place::Row(_)) => true,
             }
         })
     }
 
-    /// A row of the result. `registers` have room for [`REGISTERS`] rows, `numbers` for all.
+    /// Computes a row of the result. `registers` has [`REGISTERS`] rows, `numbers` all scalars.
     fn compute(
         &self,
-        (given, row): (&[Given], usize),
+        (inputs, row): (&[RowInput], usize),
         (registers, numbers): (&mut [f32], &mut [f32]),
         out: &mut [f32],
         rounds: impl Fn(DataType) -> bool,
@@ -150,11 +154,11 @@ impl RowSteps {
             let (before, rest) = registers.split_at_mut(from);
             let (own, after) = rest.split_at_mut(width.min(rest.len()));
             let behind = from + own.len();
-            let elements = |source: Source<Place>| match source {
-                Source::Number(number) => Elements::One(number),
-                Source::Given(place) => given[place].row(row, width),
-                Source::Computed(Place::Number(number)) => Elements::One(numbers[number]),
-                Source::Computed(Place::Row(register)) => Elements::Each(match register * width {
+            let elements = |source: InputSource<Place>| match source {
+                InputSource::Number(number) => Elements::One(number),
+                InputSource::Input(place) => inputs[place].row(row, width),
+                InputSource::Computed(Place::Number(number)) => Elements::One(numbers[number]),
+                InputSource::Computed(Place::Row(register)) => Elements::Each(match register * width {
                     start if start < from => &before[start..][..width],
                     start => &after[start - behind..][..width],
                 }),
@@ -168,7 +172,7 @@ impl RowSteps {
                     [numbers[number]] = result;
                 }
                 (Place::Number(number), Some(reduction)) => {
-                    // `fit` has said that it is a row
+                    // a row, as `fit` has checked
                     let mut result = match elements(link.x) {
                         Elements::Each(x) => [reduction.reduce(x)],
                         Elements::One(x) => [x],
@@ -186,48 +190,50 @@ impl RowSteps {
     }
 }
 
-/// How what isn't computed here lies beside the rows.
+/// Layout of an input relative to the rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Lies {
-    /// A row for each.
-    ByRow,
-    /// A number for each.
-    OneOfRow,
-    /// The same row for all.
-    OneRow,
-    /// The same number for all.
-    One,
+enum InputLayout {
+    /// One row per row.
+    EachRow,
+    /// One scalar per row.
+    ScalarPerRow,
+    /// One row for all.
+    SharedRow,
+    /// One scalar for all.
+    SharedScalar,
 }
 
-/// What isn't computed here.
-struct Given {
+/// Input of a group.
+struct RowInput {
     tensor: Arc<Tensor>,
-    lies: Lies,
+    layout: InputLayout,
 }
 
-impl Given {
-    /// `None` if it lies otherwise.
-    fn new(tensor: Arc<Tensor>, shape: &[usize], axis: usize) -> Option<Given> {
+impl RowInput {
+    /// Returns `None` for any other layout.
+    fn new(tensor: Arc<Tensor>, shape: &[usize], axis: usize) -> Option<RowInput> {
         let own = &tensor.shape[..];
-        let lies = match tensor.floats()?.len() {
-            1 if own.len() <= shape.len() => Lies::One,
-            _ if own == shape => Lies::ByRow,
+        let layout = match tensor.floats()?.len() {
+            1 if own.len() <= shape.len() => InputLayout::SharedScalar,
+            _ if own == shape => InputLayout::EachRow,
             _ if own.len() != shape.len() => return None,
-            count if count == shape[axis] && own[axis] == count => Lies::OneRow,
-            _ if own[axis] == 1 && (0..shape.len()).all(|i| i == axis || own[i] == shape[i]) => Lies::OneOfRow,
+            count if count == shape[axis] && own[axis] == count => InputLayout::SharedRow,
+            _ if own[axis] == 1 && (0..shape.len()).all(|i| i == axis || own[i] == shape[i]) => {
+                InputLayout::ScalarPerRow
+            }
             _ => return None,
         };
-        Some(Given { tensor, lies })
+        Some(RowInput { tensor, layout })
     }
 
-    /// Its elements beside a row.
+    /// Elements for a row.
     fn row(&self, row: usize, width: usize) -> Elements<'_> {
         let all = self.tensor.floats().unwrap_or_default();
-        match self.lies {
-            Lies::ByRow => Elements::Each(&all[row * width..][..width]),
-            Lies::OneOfRow => Elements::One(all[row]),
-            Lies::OneRow => Elements::Each(all),
-            Lies::One => Elements::One(all[0]),
+        match self.layout {
+            InputLayout::EachRow => Elements::Each(&all[row * width..][..width]),
+            InputLayout::ScalarPerRow => Elements::One(all[row]),
+            InputLayout::SharedRow => Elements::Each(all),
+            InputLayout::SharedScalar => Elements::One(all[0]),
         }
     }
 }
@@ -238,20 +244,20 @@ impl FusedKernel for RowSteps {
     }
 
     fn run(&self, _: &[Step], frame: &mut Frame<'_>) -> Option<FusedResult> {
-        let (tensors, shape) = given_tensors(&self.given, frame)?;
+        let (tensors, shape) = input_tensors(&self.inputs, frame)?;
         let is_gathered = shape.len() == self.rank && shape[self.axis + 1..].iter().all(|size| *size == 1);
         if !is_gathered || shape.contains(&0) {
             return None;
         }
-        let given = tensors.into_iter().map(|tensor| Given::new(tensor, &shape, self.axis));
-        let given = given.collect::<Option<SmallVec<[Given; FEW]>>>().filter(|given| self.fit(given))?;
+        let inputs = tensors.into_iter().map(|tensor| RowInput::new(tensor, &shape, self.axis));
+        let inputs = inputs.collect::<Option<SmallVec<[RowInput; FEW]>>>().filter(|inputs| self.fit(inputs))?;
         let (width, half) = (shape[self.axis], frame.half);
         let compute = |first: usize, out: &mut [f32]| {
             let mut buffer = AlignedBuf::new(REGISTERS * width + self.numbers);
             let (registers, numbers) = buffer.floats().split_at_mut(REGISTERS * width);
             for (i, out) in out.chunks_exact_mut(width).enumerate() {
                 let registers = (&mut *registers, &mut numbers[..self.numbers]);
-                self.compute((&given, first + i), registers, out, |dtype| half && dtype == DataType::Fp16);
+                self.compute((&inputs, first + i), registers, out, |dtype| half && dtype == DataType::Fp16);
             }
         };
         let result = frame.workspace.pool.written(&shape, |out| {
@@ -265,13 +271,13 @@ impl FusedKernel for RowSteps {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::testing::{compare, is_carried_out, noise};
+    use super::super::testing::{compare, noise, runs_fused};
     use crate::{Precision, Tensor};
     use anec_mil::{Constant, DataType, FunctionBuilder, Opset, TensorType, ValueId};
 
     const WIDTH: usize = 37;
 
-    /// `x` divided by its root mean square along an axis, times a gain, where the largest magnitude is divided away first.
+    /// `x` divided by its root mean square along an axis, times a gain; the largest magnitude is divided out first.
     fn norm(ops: &mut FunctionBuilder, x: ValueId, axis: usize) -> ValueId {
         let width = ops.ty(x).shape[axis].fixed().unwrap();
         let axes = [axis as i32];
@@ -297,7 +303,7 @@ mod tests {
     #[test]
     fn a_norm_is_one_group() {
         let forms = [
-            // channels of a token, so many that the gain is a weight, those of several tokens, which lie apart, and heads
+            // channels of one token with a gain that is a weight, channels of several tokens (not contiguous), heads
             ([1, WIDTH, 1, 1], 1),
             ([1, 1500, 1, 1], 1),
             ([1, WIDTH, 3, 1], 1),
@@ -314,14 +320,14 @@ mod tests {
             for precision in [Precision::F32, Precision::I16, Precision::F16] {
                 assert_eq!(compare(&function, &[("x", &x)], precision), [12], "{shape:?}");
                 let in_one_piece = shape[axis + 1..].iter().all(|size| *size == 1);
-                let is_one = is_carried_out("rows", &function, &[("x", &x)], precision);
+                let is_one = runs_fused("rows", &function, &[("x", &x)], precision);
                 assert_eq!(is_one, in_one_piece, "{shape:?}");
             }
         }
     }
 
     #[test]
-    fn what_is_reduced_of_another_tensor_is_left_as_it_stands() {
+    fn a_reduction_of_another_tensor_is_not_fused() {
         let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
         let row = |ops: &mut FunctionBuilder, name, width: usize| {
             ops.input(name, TensorType::new(DataType::Fp16, [1, width as u64, 1, 1]))
@@ -349,7 +355,7 @@ mod tests {
             values.push(ops.constant("constant", Constant::fp16(0.75)));
             values.push(ops.constant("gain", Constant::fp16_tensor(&[1, 1, 1, WIDTH as u64], &noise(WIDTH, 3))));
             for (kind, x, y) in steps {
-                // mostly what was computed last
+                // prefer recent values
                 let (x, y) = (values[values.len() - 1 - x.index(values.len()) / 2], values[y.index(values.len())]);
                 values.push(match kind {
                     0 => ops.add(x, y),
@@ -364,7 +370,7 @@ mod tests {
                     _ => ops.sigmoid(x),
                 });
             }
-            // the last one has the shape of `x`
+            // the last op has the shape of `x`
             let last = ops.mul(values[0], values[values.len() - 1]);
             ops.output("out", last);
             let function = ops.finish().unwrap();

@@ -1,10 +1,10 @@
-//! The write of a cache from one slot to another, `cache[:, :, begin..end, :] = new`, in place.
+//! Write of a cache from one slot to another, `cache[:, :, begin..end, :] = new`, in place.
 //!
 //! `cache` is `[1, heads, S, D]` and a whole state, `new` `[1, heads, T, D]`.
 
 use std::sync::Arc;
 
-use super::Found;
+use super::GroupMatch;
 use super::flow::{Flow, writes_axis};
 use crate::frame::Frame;
 use crate::kernel::Integers;
@@ -13,10 +13,10 @@ use crate::operand::Operand;
 use crate::ops::{ReadState, SliceUpdate, WriteState};
 use crate::step::Step;
 
-/// The axis of the slots.
+/// Axis of the slots.
 const SLOTS: usize = 2;
 
-/// Where a group finds what it works on.
+/// Operands of a fused slice write.
 pub(super) struct SliceWrite {
     state: Arc<str>,
     begin: Position,
@@ -24,15 +24,15 @@ pub(super) struct SliceWrite {
     new: Operand,
 }
 
-/// A place along the axis of the slots.
+/// Position along the axis of the slots.
 enum Position {
     Known(i64),
-    /// In a vector that is computed.
+    /// Element of a computed vector.
     Computed(Operand),
 }
 
-/// Looks for the form that ends with the write of a state at `at`.
-pub(super) fn find(flow: &Flow<'_>, at: usize, write: &WriteState) -> Option<Found> {
+/// Matches the pattern that ends with the write of a state at `at`.
+pub(super) fn find(flow: &Flow<'_>, at: usize, write: &WriteState) -> Option<GroupMatch> {
     let (updated, SliceUpdate { x, update, slicing }) = flow.produced_by(flow.steps[at].operand(write.data))?;
     let step = &flow.steps[updated];
     let (read, ReadState { name }) = flow.produced_by(step.operand(*x))?;
@@ -45,7 +45,7 @@ pub(super) fn find(flow: &Flow<'_>, at: usize, write: &WriteState) -> Option<Fou
     let (begin, end) = (position(&slicing.begin)?, position(&slicing.end)?);
     let kernel = Box::new(SliceWrite { state: name.clone(), begin, end, new: step.operand(*update).clone() });
     // attention may read the same state
-    let found = Found { members: vec![updated, at], copies: vec![read], kernel };
+    let found = GroupMatch { members: vec![updated, at], copies: vec![read], kernel };
     (undisturbed && closed && writes_axis(slicing, SLOTS)).then_some(found)
 }
 
@@ -64,7 +64,7 @@ impl FusedKernel for SliceWrite {
         "slice write"
     }
 
-    /// Changes the state in place.
+    /// Updates the state in place.
     fn run(&self, _: &[Step], frame: &mut Frame<'_>) -> Option<FusedResult> {
         let [heads, slots, width] = frame.state.cache_sizes(&self.state)?;
         let (begin, end) = (self.begin.of(frame)?, self.end.of(frame)?);

@@ -1,4 +1,4 @@
-//! What tests of groups have in common.
+//! Helpers for tests of fusion.
 
 use crate::node::Node;
 use crate::{ExecOptions, ExecProfile, Executable, Precision, State, Tensor, WeightCache};
@@ -9,8 +9,7 @@ pub fn noise(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|i| ((i * 37 + seed * 53) % 101) as f32 / 25.0 - 2.0).collect()
 }
 
-/// What a function gives, to the bit, if its ops are carried out together and one by one; and of how many steps its groups
-/// are.
+/// Asserts that a function gives the same bits with and without fusion; returns the number of steps in each group.
 pub fn compare(function: &Function, inputs: &[(&str, &Tensor)], precision: Precision) -> Vec<usize> {
     let (options, cache) = (ExecOptions { precision }, WeightCache::new());
     let fused = Executable::compile(function, options, &cache).unwrap();
@@ -18,7 +17,7 @@ pub fn compare(function: &Function, inputs: &[(&str, &Tensor)], precision: Preci
     let bits = |executable: &Executable| -> Vec<u32> {
         let outputs = executable.run(inputs, &mut State::default()).unwrap();
         let floats = outputs.iter().flat_map(|(_, out)| out.floats().unwrap());
-        // which sign a NaN has is left open by IEEE 754
+        // IEEE 754 leaves the sign of NaN open
         floats.map(|v| if v.is_nan() { f32::NAN } else { *v }.to_bits()).collect()
     };
     let (found, expected) = (bits(&fused), bits(&plain));
@@ -29,8 +28,8 @@ pub fn compare(function: &Function, inputs: &[(&str, &Tensor)], precision: Preci
     groups.map(|group| group.steps().len()).collect()
 }
 
-/// Whether a group, which has all steps of a function, is carried out as one when this runs, not step by step.
-pub fn is_carried_out(group: &str, function: &Function, inputs: &[(&str, &Tensor)], precision: Precision) -> bool {
+/// Returns whether a group that covers all steps of a function runs fused, not step by step.
+pub fn runs_fused(group: &str, function: &Function, inputs: &[(&str, &Tensor)], precision: Precision) -> bool {
     let executable = Executable::compile(function, ExecOptions { precision }, &WeightCache::new()).unwrap();
     let mut profile = ExecProfile::default();
     executable.run_profiled(inputs, &mut State::default(), &mut profile).unwrap();

@@ -1,4 +1,4 @@
-//! Ops that combine two tensors element by element, broadcasting as NumPy does.
+//! Elementwise ops of two tensors, with NumPy's broadcasting.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::tensor::{Dims, Tensor, TensorData, broadcast_shape, broadcast_strides
 use anec_kernels::dispatch::{Vectorize, vectorized};
 use anec_kernels::pool::{self, LARGE, PART};
 
-/// The rows of this group.
+/// Rows of the table.
 pub(super) const ROWS: &[Row] = computing! {
     "add" => |op| arithmetic(op, BinaryOp::Add),
     "equal" => |op| compare(op, |x, y| x == y, |x, y| x == y),
@@ -35,7 +35,7 @@ pub(super) const ROWS: &[Row] = computing! {
     "sub" => |op| arithmetic(op, BinaryOp::Sub),
 };
 
-/// What two numbers are combined to.
+/// Arithmetic of two numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BinaryOp {
     Add,
@@ -49,7 +49,7 @@ pub(crate) enum BinaryOp {
     Sub,
 }
 
-/// Numbers of two tensors, combined.
+/// Arithmetic of two tensors.
 pub(crate) struct Arithmetic {
     pub op: BinaryOp,
     pub x: Input,
@@ -60,7 +60,7 @@ fn arithmetic(op: &mut Resolver<'_>, operation: BinaryOp) -> Resolved {
     Ok(Arc::new(Arithmetic { op: operation, x: op.input("x")?, y: op.input("y")? }))
 }
 
-/// An expression with the functions of floats and of integers that combine numbers.
+/// Evaluates an expression with the float and integer functions of an op.
 macro_rules! with_functions {
     ($op:expr, |$float:ident, $integer:ident| $body:expr) => {{
         macro_rules! with {
@@ -87,7 +87,7 @@ macro_rules! with_functions {
 
 impl Kernel for Arithmetic {
     fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
-        // exponents of 2 or 0.5 throughout are squares and roots
+        // constant exponents of 2 and 0.5 are squares and square roots
         if self.op == BinaryOp::Pow
             && let Ok(y) = call.floats(self.y)
         {
@@ -102,7 +102,7 @@ impl Kernel for Arithmetic {
     }
 
     fn elementwise(&self) -> Option<&dyn Elementwise> {
-        // how a power is computed depends on all exponents
+        // the method for a power depends on all exponents
         (self.op != BinaryOp::Pow).then_some(self)
     }
 }
@@ -128,7 +128,7 @@ impl Arithmetic {
         let mut x = call.take(self.x)?;
         let mut y = call.take(self.y)?;
         let shape = broadcast_shape(&x.shape, &y.shape)?;
-        // the buffer of an operand that nothing else needs becomes the result's
+        // reuse the buffer of an operand that nothing else needs
         if x.shape[..] == shape[..]
             && let Some(Tensor { data, .. }) = Arc::get_mut(&mut x)
         {
@@ -145,7 +145,7 @@ impl Arithmetic {
             };
             if done {
                 pool.recycle(y);
-                return call.give(x);
+                return call.push(x);
             }
         } else if y.shape[..] == shape[..]
             && let Some(Tensor { data: TensorData::F32(b), .. }) = Arc::get_mut(&mut y)
@@ -153,7 +153,7 @@ impl Arithmetic {
         {
             zip_in_place(&shape, b, (&x.shape, a), |y, x| float(x, y));
             pool.recycle(x);
-            return call.give(y);
+            return call.push(y);
         }
         let result = match (&x.data, &y.data) {
             (TensorData::F32(a), TensorData::F32(b)) => zip_numbers(pool, &shape, (&x.shape, a), (&y.shape, b), float),
@@ -167,11 +167,11 @@ impl Arithmetic {
         };
         pool.recycle(x);
         pool.recycle(y);
-        call.give(result)
+        call.push(result)
     }
 }
 
-/// Numbers combined with others, in their place.
+/// Combines numbers with others, in place.
 struct Combine<'a, T, F> {
     values: &'a mut [T],
     other: Elements<'a, T>,
@@ -191,28 +191,28 @@ impl<T: Copy, F: Fn(T, T) -> T> Vectorize for Combine<'_, T, F> {
     }
 }
 
-/// The quotient towards minus infinity; 0 for a division by 0, where NumPy gives 0, too.
+/// Quotient rounded towards minus infinity; 0 for a division by 0, as in NumPy.
 fn floor_div(x: i32, y: i32) -> i32 {
     let quotient = x.checked_div(y).unwrap_or(0);
     if y != 0 && x.wrapping_rem(y) != 0 && (x < 0) != (y < 0) { quotient - 1 } else { quotient }
 }
 
-/// The remainder with the sign of the divisor.
+/// Remainder with the sign of the divisor.
 fn modulo(x: i32, y: i32) -> i32 {
     if y == 0 { 0 } else { x.wrapping_sub(floor_div(x, y).wrapping_mul(y)) }
 }
 
-/// How two tensors are walked together: the result's shape with neighbouring axes merged where both operands allow
-/// it, so that the last axis is as long as can be.
-struct Walk {
+/// Joint iteration over two tensors: the result's shape with adjacent axes merged where both operands allow it, so that
+/// the innermost axis is as long as possible.
+struct BroadcastLoop {
     shape: Dims,
     x: Dims,
     y: Dims,
-    /// Length of the innermost run and the steps (0 or 1) along it.
+    /// Length of the innermost run, and the steps (0 or 1) along it.
     inner: (usize, usize, usize),
 }
 
-fn walk(shape: &[usize], x: &[usize], y: &[usize]) -> Walk {
+fn walk(shape: &[usize], x: &[usize], y: &[usize]) -> BroadcastLoop {
     let (x, y) = (broadcast_strides(x, shape), broadcast_strides(y, shape));
     let mut merged = SmallVec::<[(usize, usize, usize); 8]>::new();
     for ((size, x), y) in shape.iter().zip(x).zip(y) {
@@ -227,7 +227,7 @@ fn walk(shape: &[usize], x: &[usize], y: &[usize]) -> Walk {
         }
     }
     let inner = merged.pop().unwrap_or((1, 1, 1));
-    Walk {
+    BroadcastLoop {
         shape: merged.iter().map(|m| m.0).collect(),
         x: merged.iter().map(|m| m.1).collect(),
         y: merged.iter().map(|m| m.2).collect(),
@@ -235,8 +235,8 @@ fn walk(shape: &[usize], x: &[usize], y: &[usize]) -> Walk {
     }
 }
 
-impl Walk {
-    /// Where the elements of both begin for a run of the result.
+impl BroadcastLoop {
+    /// Offsets of both operands at the start of a run.
     fn starts(&self, run: usize) -> (usize, usize) {
         let mut rest = run;
         let axes = self.shape.iter().zip(&self.x).zip(&self.y).rev();
@@ -247,14 +247,14 @@ impl Walk {
         })
     }
 
-    /// How many runs make a part that is worth a thread; none if all are too few to be divided.
+    /// Number of runs in a part that is worth a thread; `None` if there is too little work to divide.
     fn part(&self) -> Option<usize> {
         let (runs, length) = (self.shape.iter().product::<usize>(), self.inner.0);
         (runs > 1 && runs * length > LARGE).then(|| (PART / length).max(1))
     }
 }
 
-/// `function` of each pair of numbers.
+/// Applies `function` to each pair of numbers.
 fn zip_numbers<T: Element + Send + Sync>(
     pool: &mut Pool,
     shape: &[usize],
@@ -263,13 +263,13 @@ fn zip_numbers<T: Element + Send + Sync>(
     function: impl Fn(T, T) -> T + Sync,
 ) -> Arc<Tensor> {
     if x_shape == shape && x.len() > LARGE {
-        // threads write to what is there already
+        // threads write to existing elements
         return pool.written(shape, |out| zip_into(shape, (out, Some(x)), (y_shape, y), function));
     }
     zip(pool, shape, (x_shape, x), (y_shape, y), function)
 }
 
-/// `function` of each pair.
+/// Applies `function` to each pair.
 fn zip<X: Copy, Y: Copy, R: Element>(
     pool: &mut Pool,
     shape: &[usize],
@@ -298,7 +298,7 @@ fn zip<X: Copy, Y: Copy, R: Element>(
     })
 }
 
-/// `function` of each pair, over the first of each; `x` has the shape of the result.
+/// Applies `function` to each pair, in place of the first operand; `x` has the shape of the result.
 fn zip_in_place<T: Copy + Send + Sync>(
     x_shape: &[usize],
     x: &mut [T],
@@ -308,7 +308,7 @@ fn zip_in_place<T: Copy + Send + Sync>(
     zip_into(x_shape, (x, None), y, function);
 }
 
-/// `function` of each pair, into `out`, which has the shape of `x`, or is `x` where none is given.
+/// Applies `function` to each pair, into `out`, which has the shape of `x`; without `x`, `out` is the first operand.
 fn zip_into<T: Copy + Send + Sync>(
     shape: &[usize],
     (out, x): (&mut [T], Option<&[T]>),
@@ -320,7 +320,7 @@ fn zip_into<T: Copy + Send + Sync>(
     }
     let walk = walk(shape, shape, y_shape);
     let (length, _, y_step) = walk.inner;
-    // a part of a run from `i` on, with which `y` goes on from `j`
+    // part of a run from `i` on; `y` continues at `j`
     let combine = |row: &mut [T], i: usize, j: usize| {
         if let Some(x) = x {
             row.copy_from_slice(&x[i..][..row.len()]);
@@ -345,7 +345,7 @@ fn zip_into<T: Copy + Send + Sync>(
     });
 }
 
-/// A float copy of integers, where one operand is floats and the other is not.
+/// Converts integers to floats when only one operand is floats.
 fn to_floats(tensor: &Tensor) -> Result<Vec<f32>, String> {
     match &tensor.data {
         TensorData::F32(v) => Ok(v.clone()),
@@ -354,7 +354,7 @@ fn to_floats(tensor: &Tensor) -> Result<Vec<f32>, String> {
     }
 }
 
-/// Numbers of two tensors, compared.
+/// Comparison of two tensors.
 struct Compare<F, I> {
     x: Input,
     y: Input,
@@ -388,11 +388,11 @@ where
             }
             _ => zip(pool, &shape, (&x.shape, &to_floats(x)?), (&y.shape, &to_floats(y)?), float),
         };
-        call.give(result)
+        call.push(result)
     }
 }
 
-/// Booleans of two tensors, combined.
+/// Logical op of two tensors.
 struct Logical {
     x: Input,
     y: Input,
@@ -411,7 +411,7 @@ impl Kernel for Logical {
             return Err(format!("{} and {} are not booleans", x.data.kind(), y.data.kind()));
         };
         let result = zip(pool, &shape, (&x.shape, a), (&y.shape, b), self.function);
-        call.give(result)
+        call.push(result)
     }
 }
 
@@ -448,7 +448,7 @@ impl Kernel for Select {
             (TensorData::Bool(x), TensorData::Bool(y)) => pick!(x, y),
             (x, y) => return Err(format!("`a` holds {}, `b` holds {}", x.kind(), y.kind())),
         };
-        call.give(result)
+        call.push(result)
     }
 }
 
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn what_threads_share_is_what_one_would_make() {
+    fn parallel_results_equal_those_of_one_thread() {
         let (rows, columns) = (300, 140);
         let values =
             |count: usize, step: usize| -> Vec<f32> { (0..count).map(|i| ((i * step) % 997) as f32).collect() };
@@ -488,7 +488,7 @@ mod tests {
         assert_eq!(row.floats().unwrap(), expected(&|r, _| of_row[r]));
         let column = run("sub", vec![("x", full()), ("y", f(&[columns], &of_column))]);
         assert_eq!(column.floats().unwrap(), expected(&|_, c| of_column[c]));
-        // an operand that something else needs is copied first
+        // a shared operand is copied first
         let shared = full();
         let column = run("sub", vec![("x", shared.clone()), ("y", f(&[columns], &of_column))]);
         assert_eq!(column.floats().unwrap(), expected(&|_, c| of_column[c]));

@@ -18,12 +18,12 @@ use anec_kernels::aligned_buf::AlignedBuf;
 use anec_kernels::layout::MatrixLayout;
 use anec_kernels::pool;
 
-/// The rows of this group.
+/// Rows of the table.
 pub(super) const ROWS: &[Row] = computing! {
     "conv" => Conv::resolve,
 };
 
-/// What happens along one spatial axis.
+/// Convolution along one spatial axis.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Axis {
     pub size: usize,
@@ -35,31 +35,31 @@ pub(super) struct Axis {
     pub out: usize,
 }
 
-/// How inputs beyond the edges are made up.
+/// Padding mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PadType {
-    /// None are.
+    /// No padding.
     Valid,
-    /// As many as give `ceil(size / stride)` results, the odd one after.
+    /// `ceil(size / stride)` results; the odd element of padding comes last.
     Same,
-    /// The odd one before.
+    /// `ceil(size / stride)` results; the odd element of padding comes first.
     SameLower,
-    /// As many as `pad` says.
+    /// Padding given by `pad`.
     Custom,
 }
 
-/// What the op says of the spatial axes.
+/// Geometry of the spatial axes.
 #[derive(Clone)]
 pub(crate) struct Geometry {
     strides: Option<Vec<usize>>,
     dilations: Option<Vec<usize>>,
     pub pad_type: PadType,
-    /// Elements added before and after each axis; none unless `pad_type` is `custom`.
+    /// Padding before and after each axis; empty unless `pad_type` is `custom`.
     pad: Vec<usize>,
 }
 
 impl Geometry {
-    /// The strides, dilations and padding of an op.
+    /// Resolves strides, dilations and padding of an op.
     pub fn resolve(op: &Resolver<'_>) -> Result<Self, String> {
         let numbers = |name: &str, least: i64| -> Result<Option<Vec<usize>>, String> {
             let Some(given) = op.known_integers(name)? else { return Ok(None) };
@@ -67,7 +67,7 @@ impl Geometry {
                 given.iter().map(|n| usize::try_from(*n).ok().filter(|_| *n >= least)).collect();
             numbers.map(Some).ok_or_else(|| format!("`{name}` {given:?} doesn't fit spatial axes"))
         };
-        let pad_type = match op.text_or("pad_type", "valid")? {
+        let pad_type = match op.text("pad_type")? {
             "valid" => PadType::Valid,
             "same" => PadType::Same,
             "same_lower" => PadType::SameLower,
@@ -81,7 +81,7 @@ impl Geometry {
         Ok(Geometry { strides: numbers("strides", 1)?, dilations: numbers("dilations", 1)?, pad_type, pad })
     }
 
-    /// Whether it is of so many spatial axes.
+    /// Checks that the geometry has `rank` spatial axes.
     pub fn check(&self, rank: usize) -> Result<(), String> {
         for (name, given) in [("strides", &self.strides), ("dilations", &self.dilations)] {
             if let Some(given) = given.as_ref().filter(|given| given.len() != rank) {
@@ -94,51 +94,51 @@ impl Geometry {
         Ok(())
     }
 
-    /// The stride of an axis.
+    /// Stride of an axis.
     pub fn stride(&self, axis: usize) -> usize {
         self.strides.as_ref().map_or(1, |strides| strides[axis])
     }
 
-    /// The dilation of an axis.
+    /// Dilation of an axis.
     pub fn dilation(&self, axis: usize) -> usize {
         self.dilations.as_ref().map_or(1, |dilations| dilations[axis])
     }
 
-    /// What `pad` adds before and after an axis.
+    /// Padding of `pad` before and after an axis.
     pub fn pad(&self, axis: usize) -> (usize, usize) {
         self.pad.get(2 * axis..2 * axis + 2).map_or((0, 0), |pair| (pair[0], pair[1]))
     }
 }
 
-/// How far the ends of a kernel are apart, both counted.
-pub(super) fn reach(kernel: usize, dilation: usize) -> usize {
+/// Extent of a dilated kernel.
+pub(super) fn kernel_extent(kernel: usize, dilation: usize) -> usize {
     kernel.saturating_sub(1).saturating_mul(dilation) + 1
 }
 
-/// The spatial axes of an op.
+/// Spatial axes of an op.
 pub(super) type Axes = SmallVec<[Axis; 3]>;
 
-/// What happens along axes of these sizes, under kernels of these.
+/// Axes for these input and kernel sizes.
 pub(super) fn axes(geometry: &Geometry, sizes: &[usize], kernels: &[usize]) -> Result<Axes, String> {
     geometry.check(sizes.len())?;
     (0..sizes.len())
         .map(|i| {
             let (size, kernel) = (sizes[i], kernels[i]);
             let (stride, dilation) = (geometry.stride(i), geometry.dilation(i));
-            let reach = reach(kernel, dilation);
+            let kernel_extent = kernel_extent(kernel, dilation);
             let (before, after) = match geometry.pad_type {
                 PadType::Valid | PadType::Custom => geometry.pad(i),
                 PadType::Same | PadType::SameLower => {
-                    let covered = size.div_ceil(stride).saturating_sub(1) * stride + reach;
+                    let covered = size.div_ceil(stride).saturating_sub(1) * stride + kernel_extent;
                     let total = covered.saturating_sub(size);
                     let (less, more) = (total / 2, total - total / 2);
                     if geometry.pad_type == PadType::Same { (less, more) } else { (more, less) }
                 }
             };
             let padded = size + before + after;
-            let span = padded.checked_sub(reach);
+            let span = padded.checked_sub(kernel_extent);
             let span =
-                span.ok_or_else(|| format!("a kernel that reaches over {reach} is beyond a size of {padded}"))?;
+                span.ok_or_else(|| format!("a kernel that reaches over {kernel_extent} is beyond a size of {padded}"))?;
             Ok(Axis { size, kernel, stride, dilation, before, after, out: span / stride + 1 })
         })
         .collect()
@@ -152,7 +152,7 @@ pub(crate) struct Conv {
     pub bias: Option<Input>,
     pub groups: usize,
     pub geometry: Geometry,
-    /// How products are computed.
+    /// Arithmetic of products.
     pub arithmetic: ProductArithmetic,
 }
 
@@ -162,13 +162,13 @@ impl Conv {
             x: op.input("x")?,
             weight: op.matrix("weight")?,
             bias: op.optional_input("bias")?,
-            groups: usize::try_from(op.integer_or("groups", 1)?).unwrap_or(0),
+            groups: usize::try_from(op.integer("groups")?).unwrap_or(0),
             geometry: Geometry::resolve(op)?,
             arithmetic: ProductArithmetic::default(),
         }))
     }
 
-    /// Whether it multiplies each place's channels with a constant.
+    /// Returns whether it multiplies the channels of each position with a constant.
     pub fn mixes_channels(&self) -> bool {
         let Matrix::Constant(weight) = &self.weight else { return false };
         self.groups == 1 && weight.shape().iter().skip(2).all(|size| *size == 1)
@@ -221,9 +221,9 @@ impl Kernel for Conv {
         let pointwise = groups == 1 && axes.iter().all(|a| a.kernel == 1 && a.stride == 1 && a.out == a.size);
         if batch * rows * places == 0 {
             let empty = pool.filled(&shape, 0f32);
-            return call.give(empty);
+            return call.push(empty);
         }
-        // a convolution that adds nothing up has no sum to saturate
+        // a convolution without sums has none to saturate
         let mut arithmetic = self.arithmetic;
         if columns == 1 {
             arithmetic.effects = arithmetic.effects.without(EngineEffect::SumsSaturate);
@@ -231,7 +231,7 @@ impl Kernel for Conv {
         if pointwise {
             if channels == 0 {
                 let zeros = pool.filled(&shape, 0f32);
-                return call.give(zeros);
+                return call.push(zeros);
             }
             let layout = MatrixLayout { row: places, column: 1 };
             let result = pool.written(&shape, |out| {
@@ -239,7 +239,7 @@ impl Kernel for Conv {
                     multiply(arithmetic, &weight, (x, layout), places, bias, (out, layout));
                 }
             });
-            return call.give(result);
+            return call.push(result);
         }
         let dense = weight.dense();
         let Some(kernel) = dense.floats() else { return Err(misfit()) };
@@ -262,16 +262,16 @@ impl Kernel for Conv {
                 }
             });
         });
-        call.give(result)
+        call.push(result)
     }
 }
 
-/// For each channel and each place in the kernel, the elements that the kernel meets there, one for each result.
+/// Input elements under each position of the kernel, for each channel; one per result.
 fn windows(values: &[f32], axes: &[Axis], out: &mut [f32]) {
     let size: usize = axes.iter().map(|a| a.size).product();
     let mut out = out.iter_mut();
     for plane in values.chunks_exact(size.max(1)) {
-        for_each_meeting(axes, |offset| {
+        for_each_overlap(axes, |offset| {
             if let Some(place) = out.next() {
                 *place = offset.map_or(0.0, |offset| plane[offset]);
             }
@@ -279,13 +279,14 @@ fn windows(values: &[f32], axes: &[Axis], out: &mut [f32]) {
     }
 }
 
-/// For each place in the kernel and each result, where in the plane the two meet; `None` in the padding.
-pub(super) fn for_each_meeting(axes: &[Axis], mut visit: impl FnMut(Option<usize>)) {
+/// Calls `visit` for each position of the kernel and each result, with the element of the plane where the two meet;
+/// `None` in the padding.
+pub(super) fn for_each_overlap(axes: &[Axis], mut visit: impl FnMut(Option<usize>)) {
     let sizes: Dims = axes.iter().map(|a| a.size).collect();
     let kernel: Dims = axes.iter().map(|a| a.kernel).collect();
     let results: Dims = axes.iter().map(|a| a.out).collect();
     let step = strides(&sizes);
-    // an index into a space of this shape is told by its number when the strides are those of the space itself
+    // an index into this shape is its number when the strides are those of the shape itself
     let (kernel_strides, result_strides) = (strides(&kernel), strides(&results));
     for_each_index(&kernel, [&kernel_strides], |[at]| {
         for_each_index(&results, [&result_strides], |[result]| {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::conv::{Axes, Axis, Geometry, PadType, for_each_meeting, reach};
+use super::conv::{Axes, Axis, Geometry, PadType, for_each_overlap, kernel_extent};
 use super::matmul::bias;
 use super::{Resolved, Row, computing};
 use crate::kernel::{Call, Input, Kernel, Matrix};
@@ -12,14 +12,14 @@ use crate::tensor::Dims;
 use anec_kernels::layout::MatrixLayout;
 use anec_kernels::matrix::product;
 
-/// The rows of this group.
+/// Rows of the table.
 pub(super) const ROWS: &[Row] = computing! {
     "conv_transpose" => ConvTranspose::resolve,
 };
 
-/// The axes of the convolution from the results back to `x`: their `size` is that of the results, their `out` that of
-/// `x`. Without `output_shape` there are `size * stride` results for pad_type `same`, else as many as the kernel
-/// reaches, less the padding.
+/// Axes of the convolution from the results back to `x`: `size` is that of the results, `out` that of `x`. Without
+/// `output_shape`, there are `size * stride` results for pad_type `same`, else the extent of the kernel less the
+/// padding.
 fn axes(op: &ConvTranspose, sizes: &[usize], kernels: &[usize]) -> Result<Axes, String> {
     let geometry = &op.geometry;
     geometry.check(sizes.len())?;
@@ -29,7 +29,7 @@ fn axes(op: &ConvTranspose, sizes: &[usize], kernels: &[usize]) -> Result<Axes, 
         .map(|i| {
             let (out, kernel) = (sizes[i], kernels[i]);
             let (stride, dilation, pad) = (geometry.stride(i), geometry.dilation(i), geometry.pad(i));
-            let covered = out.checked_sub(1).ok_or_else(misfit)? * stride + reach(kernel, dilation);
+            let covered = out.checked_sub(1).ok_or_else(misfit)? * stride + kernel_extent(kernel, dilation);
             let size = match &op.output_shape {
                 Some(shape) => shape.get(i + 2).and_then(|n| usize::try_from(*n).ok()),
                 None if same => Some(out * stride),
@@ -43,8 +43,8 @@ fn axes(op: &ConvTranspose, sizes: &[usize], kernels: &[usize]) -> Result<Axes, 
         .collect()
 }
 
-/// The transpose of a convolution: each element of `x` adds the kernel, times the element, to the results around it.
-/// The weight is `[channels, results / groups, kernel…]`.
+/// Transpose of a convolution: each element of `x` adds the kernel times the element to the results around it. The
+/// weight is `[channels, results / groups, kernel…]`.
 struct ConvTranspose {
     x: Input,
     weight: Matrix,
@@ -64,7 +64,7 @@ impl ConvTranspose {
             x: op.input("x")?,
             weight: op.matrix("weight")?,
             bias: op.optional_input("bias")?,
-            groups: usize::try_from(op.integer_or("groups", 1)?).unwrap_or(0),
+            groups: usize::try_from(op.integer("groups")?).unwrap_or(0),
             geometry,
             output_shape: op.known_integers("output_shape")?.map(|shape| shape.to_vec()),
         }))
@@ -107,7 +107,7 @@ impl Kernel for ConvTranspose {
             for (row, plane) in out.chunks_exact_mut(size).enumerate() {
                 plane.fill(bias.map_or(0.0, |bias| bias[group * group_rows + row]));
                 let mut parts = parts[row * kernel * places..].iter();
-                for_each_meeting(&axes, |offset| {
+                for_each_overlap(&axes, |offset| {
                     if let (Some(part), Some(offset)) = (parts.next(), offset) {
                         plane[offset] += part;
                     }
@@ -115,7 +115,7 @@ impl Kernel for ConvTranspose {
             }
         }
         let result = pool.copied(&shape, &out);
-        call.give(result)
+        call.push(result)
     }
 }
 

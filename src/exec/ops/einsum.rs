@@ -11,13 +11,13 @@ use crate::resolve::Resolver;
 use crate::strided::View;
 use crate::tensor::{Tensor, TensorData, strides};
 
-/// The rows of this group.
+/// Rows of the table.
 pub(super) const ROWS: &[Row] = computing! {
     "einsum" => Einsum::resolve,
 };
 
-/// Letters of one operand: in both operands and the result (batch), in both but not in the result (summed), in this
-/// one and the result (own), in this one alone (summed here).
+/// Letters of one operand: in both operands and the result (batch), in both but not in the result (summed), in this one
+/// and the result (own), in this one alone (summed here).
 struct Letters {
     batch: Vec<char>,
     summed: Vec<char>,
@@ -32,7 +32,7 @@ fn sort_letters(letters: &str, other: &str, result: &str) -> Letters {
     Letters { batch: of(true, true), summed: of(true, false), own: of(false, true), alone: of(false, false) }
 }
 
-/// The operand with its axes in the order of `groups`, each group made one axis; sizes of 1 are repeated to `size`.
+/// Operand with its axes in the order of `groups`, one axis per group; sizes of 1 are repeated to `size`.
 fn arranged(x: &Tensor, letters: &str, groups: &[&[char]], size: &dyn Fn(char) -> usize) -> Result<Tensor, String> {
     let values = x.floats().ok_or_else(|| format!("an operand holds {}, not floats", x.data.kind()))?;
     let steps = strides(&x.shape);
@@ -46,7 +46,7 @@ fn arranged(x: &Tensor, letters: &str, groups: &[&[char]], size: &dyn Fn(char) -
     Ok(Tensor::new(shape, view.read(values)))
 }
 
-/// A sum over letters, as `bhtd,bhsd->bhts`.
+/// Sum over letters, such as `bhtd,bhsd->bhts`.
 struct Einsum {
     x: Input,
     y: Input,
@@ -54,13 +54,13 @@ struct Einsum {
     first: String,
     second: String,
     result: String,
-    /// The letters of either operand.
+    /// Letters of both operands.
     letters: [Letters; 2],
 }
 
 impl Einsum {
     fn resolve(op: &mut Resolver<'_>) -> Resolved {
-        let equation: String = op.text_or("equation", "")?.chars().filter(|c| !c.is_whitespace()).collect();
+        let equation: String = op.text("equation")?.chars().filter(|c| !c.is_whitespace()).collect();
         let wrong = || format!("the equation `{equation}` is not one of two operands and a result");
         let (operands, result) = equation.split_once("->").ok_or_else(wrong)?;
         let (first, second) = operands.split_once(',').ok_or_else(wrong)?;
@@ -102,11 +102,11 @@ impl Kernel for Einsum {
         let view = View::whole(&shape).permute(&perm);
         let values = product.floats().unwrap_or_default();
         let result = pool.make(&view.shape, |out| view.read_into(values, out));
-        call.give(result)
+        call.push(result)
     }
 }
 
-/// Sums the last axis away.
+/// Sums over the last axis.
 fn summed(mut x: Tensor) -> Tensor {
     let last = x.shape.pop().unwrap_or(1);
     if last != 1

@@ -1,4 +1,4 @@
-//! Ops that work on each element by itself.
+//! Elementwise ops of one tensor.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use anec_kernels::activation::{
 use anec_kernels::pool;
 use anec_mil::DataType;
 
-/// The rows of this group.
+/// Rows of the table.
 pub(super) const ROWS: &[Row] = computing! {
     "abs" => |c| unary(c, f32::abs),
     "acos" => |c| unary(c, f32::acos),
@@ -26,22 +26,22 @@ pub(super) const ROWS: &[Row] = computing! {
     "clip" => |c| two(c, |x, low, high| x.max(low).min(high)),
     "cos" => |c| unary(c, f32::cos),
     "cosh" => |c| unary(c, f32::cosh),
-    "elu" => |c| with(c, "alpha", 1.0, |x, alpha| if x > 0.0 { x } else { alpha * x.exp_m1() }),
+    "elu" => |c| with(c, "alpha", |x, alpha| if x > 0.0 { x } else { alpha * x.exp_m1() }),
     "erf" => |c| unary(c, erf),
     "exp" => |c| slices(c, exp_in_place),
     "exp2" => |c| unary(c, f32::exp2),
     "floor" => |c| unary(c, f32::floor),
     "gelu" => resolve_gelu,
-    "inverse" => |c| with(c, "epsilon", 1e-4, |x, epsilon| 1.0 / (x + epsilon)),
-    "leaky_relu" => |c| with(c, "alpha", 0.01, |x, alpha| if x >= 0.0 { x } else { alpha * x }),
+    "inverse" => |c| with(c, "epsilon", |x, epsilon| 1.0 / (x + epsilon)),
+    "leaky_relu" => |c| with(c, "alpha", |x, alpha| if x >= 0.0 { x } else { alpha * x }),
     "linear_activation" => |c| two(c, |x, alpha, beta| alpha * x + beta),
-    "log" => |c| with(c, "epsilon", 1e-45, |x, epsilon| (x + epsilon).ln()),
+    "log" => |c| with(c, "epsilon", |x, epsilon| (x + epsilon).ln()),
     "logical_not" => |c| Ok(Arc::new(LogicalNot { x: c.input("x")? })),
     "prelu" => |c| by_channel(c, |x, alpha, _| if x >= 0.0 { x } else { alpha * x }),
     "relu" => |c| unary(c, |x| x.max(0.0)),
     "relu6" => |c| unary(c, |x| x.clamp(0.0, 6.0)),
     "round" => |c| unary(c, f32::round_ties_even),
-    "rsqrt" => |c| with(c, "epsilon", 1e-12, |x, epsilon| 1.0 / (x + epsilon).sqrt()),
+    "rsqrt" => |c| with(c, "epsilon", |x, epsilon| 1.0 / (x + epsilon).sqrt()),
     "scaled_tanh" => |c| two(c, |x, alpha, beta| alpha * (beta * x).tanh()),
     "sigmoid" => |c| slices(c, sigmoid_in_place),
     "sigmoid_hard" => |c| two(c, |x, alpha, beta| (alpha * x + beta).clamp(0.0, 1.0)),
@@ -56,8 +56,8 @@ pub(super) const ROWS: &[Row] = computing! {
     "square" => |c| unary(c, |x| x * x),
     "tan" => |c| unary(c, f32::tan),
     "tanh" => |c| slices(c, tanh_in_place),
-    "threshold" => |c| with(c, "alpha", 0.0, f32::max),
-    "thresholded_relu" => |c| with(c, "alpha", 1.0, |x, alpha| if x >= alpha { x } else { 0.0 }),
+    "threshold" => |c| with(c, "alpha", f32::max),
+    "thresholded_relu" => |c| with(c, "alpha", |x, alpha| if x >= alpha { x } else { 0.0 }),
 };
 
 /// `ln(1 + e^x)` without overflow.
@@ -65,7 +65,7 @@ fn softplus(x: f32) -> f32 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
-/// A function of each element by itself. Integers stay integers.
+/// Elementwise function. Integers stay integers.
 struct Unary<F> {
     x: Input,
     function: F,
@@ -75,7 +75,8 @@ fn unary(op: &mut Resolver<'_>, function: impl Fn(f32) -> f32 + Send + Sync + 's
     Ok(Arc::new(Unary { x: op.input("x")?, function }))
 }
 
-/// `function` of parts of a tensor's floats, by all threads if there are many: in place if nobody else has the tensor.
+/// Applies `function` to parts of a tensor's floats, on all threads if there are many; in place if the tensor isn't
+/// shared.
 fn of_parts(pool: &mut Pool, mut x: Arc<Tensor>, function: impl Fn(&mut [f32]) + Sync) -> Result<Arc<Tensor>, String> {
     if let Some(Tensor { data: TensorData::F32(values), .. }) = Arc::get_mut(&mut x) {
         pool::for_each_part(values, |_, values| function(values));
@@ -99,8 +100,7 @@ impl<F: Fn(f32) -> f32 + Send + Sync + 'static> Kernel for Unary<F> {
         let result = match x.data {
             TensorData::F32(_) => of_parts(pool, x, |part| self.apply(part, Elements::One(0.0)))?,
             TensorData::I32(_) => {
-                // f64 would hold every i32; f32 does as well for what MIL lets these ops take (abs, clip, sign of small
-                // numbers)
+                // f32 is exact for the small integers that MIL allows here (abs, clip, sign)
                 if let TensorData::I32(values) = &mut pool.make_mut(&mut x).data {
                     values.iter_mut().for_each(|v| *v = function(*v as f32) as i32);
                 }
@@ -108,7 +108,7 @@ impl<F: Fn(f32) -> f32 + Send + Sync + 'static> Kernel for Unary<F> {
             }
             TensorData::Bool(_) => return Err("`x` holds booleans, not numbers".into()),
         };
-        call.give(result)
+        call.push(result)
     }
 
     fn elementwise(&self) -> Option<&dyn Elementwise> {
@@ -126,7 +126,7 @@ impl<F: Fn(f32) -> f32 + Send + Sync + 'static> Elementwise for Unary<F> {
     }
 }
 
-/// A function of slices, which treats each element by itself.
+/// Elementwise function of slices.
 struct Slices {
     x: Input,
     function: fn(&mut [f32]),
@@ -140,7 +140,7 @@ impl Kernel for Slices {
     fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
         let x = call.take(self.x)?;
         let result = of_parts(pool, x, self.function)?;
-        call.give(result)
+        call.push(result)
     }
 
     fn elementwise(&self) -> Option<&dyn Elementwise> {
@@ -158,24 +158,23 @@ impl Elementwise for Slices {
     }
 }
 
-/// A function of the element and one number.
+/// Elementwise function with one parameter.
 fn with(
     op: &mut Resolver<'_>,
     parameter: &'static str,
-    default: f32,
     function: impl Fn(f32, f32) -> f32 + Send + Sync + 'static,
 ) -> Resolved {
-    let value = op.float_or(parameter, default)?;
+    let value = op.float(parameter)?;
     unary(op, move |x| function(x, value))
 }
 
-/// A function of the element and the numbers `alpha` and `beta`.
+/// Elementwise function with parameters `alpha` and `beta`.
 fn two(op: &mut Resolver<'_>, function: impl Fn(f32, f32, f32) -> f32 + Send + Sync + 'static) -> Resolved {
-    let (alpha, beta) = (op.float_or("alpha", 0.0)?, op.float_or("beta", 0.0)?);
+    let (alpha, beta) = (op.float("alpha")?, op.float("beta")?);
     unary(op, move |x| function(x, alpha, beta))
 }
 
-/// A function of the element and the numbers `alpha` and `beta` of its channel (axis 1).
+/// Elementwise function with parameters `alpha` and `beta` for each channel (axis 1).
 struct ByChannel {
     x: Input,
     alpha: Input,
@@ -204,12 +203,12 @@ impl Kernel for ByChannel {
             let channel = i % channels;
             plane.iter_mut().for_each(|v| *v = (self.function)(*v, alpha[channel], beta[channel]));
         }
-        call.give(x)
+        call.push(x)
     }
 }
 
 fn resolve_gelu(op: &mut Resolver<'_>) -> Resolved {
-    match op.text_or("mode", "EXACT")? {
+    match op.text("mode")? {
         "EXACT" => unary(op, gelu),
         "TANH_APPROXIMATION" => slices(op, gelu_tanh_in_place),
         "SIGMOID_APPROXIMATION" => slices(op, gelu_sigmoid_in_place),
@@ -228,11 +227,11 @@ impl Kernel for LogicalNot {
             TensorData::Bool(values) => values.iter_mut().for_each(|v| *v = !*v),
             data => return Err(format!("`x` holds {}, not booleans", data.kind())),
         }
-        call.give(x)
+        call.push(x)
     }
 }
 
-/// Conversion to the declared type of the result: floats are cut towards zero, wide integers keep their low bits.
+/// Conversion to the declared type of the result: floats are truncated, wide integers keep their low bits.
 struct Cast {
     x: Input,
     to: DataType,
@@ -251,7 +250,7 @@ impl Kernel for Cast {
         let Tensor { shape, data } = &*x;
         let result = if self.to.is_float() {
             match data {
-                TensorData::F32(_) => return call.give(x),
+                TensorData::F32(_) => return call.push(x),
                 TensorData::I32(v) => pool.make(shape, |out: &mut Vec<f32>| out.extend(v.iter().map(|v| *v as f32))),
                 TensorData::Bool(v) => {
                     pool.make(shape, |out: &mut Vec<f32>| out.extend(v.iter().map(|v| f32::from(u8::from(*v)))))
@@ -266,7 +265,7 @@ impl Kernel for Cast {
                     if let TensorData::I32(values) = &mut pool.make_mut(&mut x).data {
                         values.iter_mut().for_each(|v| *v = narrow(*v));
                     }
-                    return call.give(x);
+                    return call.push(x);
                 }
                 TensorData::Bool(v) => {
                     pool.make(shape, |out: &mut Vec<i32>| out.extend(v.iter().map(|v| i32::from(*v))))
@@ -276,11 +275,11 @@ impl Kernel for Cast {
             match data {
                 TensorData::F32(v) => pool.make(shape, |out: &mut Vec<bool>| out.extend(v.iter().map(|v| *v != 0.0))),
                 TensorData::I32(v) => pool.make(shape, |out: &mut Vec<bool>| out.extend(v.iter().map(|v| *v != 0))),
-                TensorData::Bool(_) => return call.give(x),
+                TensorData::Bool(_) => return call.push(x),
             }
         };
         pool.recycle(x);
-        call.give(result)
+        call.push(result)
     }
 }
 
@@ -302,8 +301,6 @@ mod tests {
         check("silu", [-0.268_941_4, 0.0, 3.928_055]);
         check("tanh", [-0.761_594_2, 0.0, 0.999_329_3]);
         check("softplus", [0.313_261_7, std::f32::consts::LN_2, 4.018_15]);
-        check("elu", [-0.632_120_6, 0.0, 4.0]);
-        check("leaky_relu", [-0.01, 0.0, 4.0]);
         check("erf", [-0.842_700_8, 0.0, 1.0]);
         check("gelu", [-0.158_655_3, 0.0, 3.999_873_3]);
         let tanh = run("gelu", vec![("x", x()), ("mode", s("TANH_APPROXIMATION"))]);
@@ -318,6 +315,11 @@ mod tests {
         assert_close(&rsqrt, &[2], &[0.5, 0.894_427_2]);
         let clip = run("clip", vec![("x", x.clone()), ("alpha", f(&[], &[0.5])), ("beta", f(&[], &[2.0]))]);
         assert_close(&clip, &[2], &[2.0, 0.5]);
+        for (operator, alpha, expected) in [("elu", 1.0, [-0.632_120_6, 4.0]), ("leaky_relu", 0.01, [-0.01, 4.0])] {
+            let found = run(operator, vec![("x", f(&[2], &[-1.0, 4.0])), ("alpha", f(&[], &[alpha]))]);
+            assert_close(&found, &[2], &expected);
+        }
+        assert!(try_run("elu", vec![("x", x.clone())]).unwrap_err().contains("alpha"));
         let log = run("log", vec![("x", x), ("epsilon", f(&[], &[0.0]))]);
         assert_close(&log, &[2], &[1.098_612_3, -1.386_294_4]);
         let prelu = run("prelu", vec![("x", f(&[1, 2, 2], &[-1.0, 1.0, -1.0, 1.0])), ("alpha", f(&[2], &[0.1, 0.2]))]);

@@ -1,4 +1,4 @@
-//! Ops that read and write where indices say.
+//! Gather and scatter ops.
 
 use std::sync::Arc;
 
@@ -9,15 +9,15 @@ use crate::resolve::Resolver;
 use crate::tensor::{Dims, Tensor, TensorData, axis_index, strides};
 use crate::value::Value;
 
-/// The rows of this group.
+/// Rows of the table.
 pub(super) const ROWS: &[Row] = moving! {
     "gather" => |op| Gather::resolve(op, Gathering::Axis),
     "gather_along_axis" => |op| Gather::resolve(op, Gathering::AlongAxis),
     "gather_nd" => |op| Gather::resolve(op, Gathering::Blocks),
 };
 
-/// Indices into an axis. They count from the end if negative, until iOS17 (whose ops have `validate_indices`) put
-/// those out of bounds.
+/// Indices into an axis. Negative ones count from the end until iOS17, whose ops have `validate_indices` and treat them
+/// as out of bounds.
 struct Indices {
     wrap: bool,
 }
@@ -38,17 +38,17 @@ impl Indices {
     }
 }
 
-/// Which elements the indices name.
+/// Meaning of the indices.
 enum Gathering {
     /// `out[batch, outer, i, inner] = x[batch, outer, indices[batch, i], inner]`.
     Axis,
-    /// An element for each index, which counts along an axis.
+    /// One element per index along an axis.
     AlongAxis,
-    /// Blocks, by positions along several axes.
+    /// Blocks at positions along several axes.
     Blocks,
 }
 
-/// Elements of `x` that indices name.
+/// Elements of `x` at the indices.
 struct Gather {
     x: Input,
     indices: Input,
@@ -60,7 +60,9 @@ struct Gather {
 
 impl Gather {
     fn resolve(op: &mut Resolver<'_>, gathering: Gathering) -> Resolved {
-        let (axis, batch) = (op.integer_or("axis", 0)?, op.integer_or("batch_dims", 0)?);
+        // forms without one of them count as 0
+        let integer = |name: &str| if op.has(name) { op.integer(name) } else { Ok(0) };
+        let (axis, batch) = (integer("axis")?, integer("batch_dims")?);
         let batch = usize::try_from(batch).unwrap_or(usize::MAX / 2);
         let bounds = Indices::resolve(op);
         Ok(Arc::new(Gather { x: op.input("x")?, indices: op.input("indices")?, bounds, axis, batch, gathering }))
@@ -97,13 +99,13 @@ fn gather(op: &Gather, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), Strin
     if let Value::Weight(weight) = call.value(op.x)?
         && axis == 0
     {
-        // an embedding: only the rows that are asked for are expanded
+        // embedding: only the selected rows are expanded
         let columns = weight.columns();
         let result = pool.make(&out_shape, |out| {
             out.resize(places.len() * columns, 0.0);
             out.chunks_exact_mut(columns.max(1)).zip(places).for_each(|(out, place)| weight.expand_row(place, out));
         });
-        return call.give(result);
+        return call.push(result);
     }
     let x = call.tensor(op.x)?;
     let batches: usize = shape[..batch].iter().product();
@@ -129,10 +131,10 @@ fn gather(op: &Gather, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), Strin
     }
     let result =
         make_like!(pool, &out_shape, &x.data, (v, out) => pick(v, places, (batches, outer, each), size, inner, out));
-    call.give(result)
+    call.push(result)
 }
 
-/// For each element of `indices`, whose shape is that of `x` but for `axis`, where in `x` it points.
+/// Element of `x` for each element of `indices`, which has the shape of `x` except along `axis`.
 fn along_axis(
     bounds: &Indices,
     indices: &[i64],
@@ -160,11 +162,11 @@ fn gather_along_axis(op: &Gather, call: &mut Call<'_>, pool: &mut Pool) -> Resul
     let axis = axis_index(op.axis, x.rank())?;
     let places = along_axis(&op.bounds, &indices, index_shape, &x.shape, axis)?;
     let result = make_like!(pool, index_shape, &x.data, (v, out) => out.extend(places.iter().map(|place| v[*place])));
-    call.give(result)
+    call.push(result)
 }
 
-/// The last axis of `indices` holds positions along as many axes of `shape` after the first `batch`. Gives the start of
-/// each block pointed to, and the block's length.
+/// Start of each block, and the length of a block. The last axis of `indices` holds positions along as many axes of
+/// `shape` after the first `batch`.
 fn blocks(
     bounds: &Indices,
     indices: &[i64],
@@ -201,17 +203,17 @@ fn gather_nd(op: &Gather, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), St
     let result = make_like!(pool, &shape, &x.data, (v, out) => {
         starts.iter().for_each(|start| out.extend_from_slice(&v[*start..][..block]));
     });
-    call.give(result)
+    call.push(result)
 }
 
-/// The rows of the group that combines what is there with what comes.
+/// Rows of the table for ops that combine updates with the data.
 pub(super) const SCATTER: &[Row] = super::computing! {
     "scatter" => |op| Scatter::resolve(op, Gathering::Axis),
     "scatter_along_axis" => |op| Scatter::resolve(op, Gathering::AlongAxis),
     "scatter_nd" => |op| Scatter::resolve(op, Gathering::Blocks),
 };
 
-/// How what comes is combined with what is there.
+/// Combination of an update with the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Update,
@@ -223,7 +225,7 @@ enum Mode {
     Min,
 }
 
-/// Combines updates with what is where the indices say.
+/// Combines updates with the elements at the indices.
 struct Scatter {
     data: Input,
     indices: Input,
@@ -236,7 +238,7 @@ struct Scatter {
 
 impl Scatter {
     fn resolve(op: &mut Resolver<'_>, gathering: Gathering) -> Resolved {
-        let mode = match op.text_or("mode", "add")? {
+        let mode = match op.text("mode")? {
             "update" => Mode::Update,
             "add" => Mode::Add,
             "sub" => Mode::Sub,
@@ -247,7 +249,9 @@ impl Scatter {
             mode => return Err(format!("mode `{mode}` is unknown")),
         };
         let (data, indices, updates) = (op.input("data")?, op.input("indices")?, op.input("updates")?);
-        let (bounds, axis) = (Indices::resolve(op), op.integer_or("axis", 0)?);
+        // `scatter_nd` has no axis
+        let axis = if op.has("axis") { op.integer("axis")? } else { 0 };
+        let bounds = Indices::resolve(op);
         Ok(Arc::new(Scatter { data, indices, updates, bounds, axis, mode, gathering }))
     }
 }
@@ -276,11 +280,11 @@ impl Kernel for Scatter {
         };
         combine(pool.make_mut(&mut data), &updates, &starts, block, self.mode)?;
         pool.recycle(updates);
-        call.give(data)
+        call.push(data)
     }
 }
 
-/// Combines blocks of `updates`, one after the other, into those of `data` that `starts` names.
+/// Combines blocks of `updates`, in order, into the blocks of `data` at `starts`.
 fn combine(data: &mut Tensor, updates: &Tensor, starts: &[usize], block: usize, mode: Mode) -> Result<(), String> {
     if updates.data.len() != starts.len() * block {
         let (found, expected) = (updates.data.len(), starts.len() * block);

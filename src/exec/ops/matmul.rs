@@ -1,4 +1,4 @@
-//! Products of matrices: `matmul`, `linear`, and scaled dot-product attention.
+//! Matrix products: `matmul`, `linear`, and scaled dot-product attention.
 
 use std::sync::Arc;
 
@@ -20,17 +20,17 @@ use anec_kernels::layout::MatrixLayout;
 use anec_kernels::pool;
 use anec_kernels::product::Activations;
 
-/// The rows of this group.
+/// Rows of the table.
 pub(super) const ROWS: &[Row] = computing! {
     "linear" => Linear::resolve,
     "matmul" => Matmul::resolve,
-    "scaled_dot_product_attention" => Attention::resolve,
+    "scaled_dot_product_attention" => ScaledDotProductAttention::resolve,
 };
 
-/// Multiplications below which threads are not worth waking.
-const SMALL_WORK: usize = 1 << 17;
+/// Minimum multiplications for which threads are used.
+const MIN_PARALLEL_WORK: usize = 1 << 17;
 
-/// A bias of one number for each of `rows`, if there is one.
+/// Optional bias with one number for each of `rows`.
 pub(super) fn bias<'c>(call: &'c Call<'_>, bias: Option<Input>, rows: usize) -> Result<Option<&'c [f32]>, String> {
     let Some(bias) = bias else { return Ok(None) };
     let bias = call.floats(bias)?;
@@ -46,7 +46,7 @@ pub(crate) struct Linear {
     pub x: Input,
     pub weight: Matrix,
     pub bias: Option<Input>,
-    /// How products are computed.
+    /// Arithmetic of products.
     pub arithmetic: ProductArithmetic,
 }
 
@@ -57,7 +57,7 @@ impl Linear {
     }
 }
 
-/// `x weightᵀ` of all rows of `x`, whose width is the weight's.
+/// `x weightᵀ` for all rows of `x`, whose width is the weight's.
 fn product_of_rows<'c>(
     activations: Activations,
     x: &'c Tensor,
@@ -75,7 +75,7 @@ fn product_of_rows<'c>(
     Ok(WeightProduct { weight, activations, bias, x, tokens, shape, layout })
 }
 
-/// Whether `x weightᵀ` is a product of rows.
+/// Returns whether `x weightᵀ` is a product of rows.
 fn multiplies_rows(x: &Tensor, weight: &LoadedWeight) -> bool {
     weight.shape().len() == 2 && x.shape.last() == Some(&weight.columns())
 }
@@ -99,7 +99,7 @@ impl Kernel for Linear {
             return Err(format!("`x` of shape {x:?} doesn't fit a weight of shape {weight:?}"));
         }
         let result = rows_times_weight(self.arithmetic, pool, x, &weight, bias)?;
-        call.give(result)
+        call.push(result)
     }
 }
 
@@ -116,22 +116,22 @@ fn rows_times_weight(
     }))
 }
 
-/// The last two axes are matrices, the others broadcast; a vector is a matrix of one row (`x`) or column (`y`), and
-/// the axis added for it is dropped from the result.
+/// Product of matrices in the last two axes; other axes broadcast. A vector is a matrix of one row (`x`) or column
+/// (`y`), without that axis in the result.
 #[derive(Clone)]
 pub(crate) struct Matmul {
     pub x: Input,
     pub y: Input,
     pub transpose_x: bool,
     pub transpose_y: bool,
-    /// How products are computed.
+    /// Arithmetic of products.
     pub arithmetic: ProductArithmetic,
 }
 
 impl Matmul {
     fn resolve(op: &mut Resolver<'_>) -> Resolved {
         let (x, y) = (op.input("x")?, op.input("y")?);
-        let (transpose_x, transpose_y) = (op.flag_or("transpose_x", false)?, op.flag_or("transpose_y", false)?);
+        let (transpose_x, transpose_y) = (op.flag("transpose_x")?, op.flag("transpose_y")?);
         Ok(Arc::new(Matmul { x, y, transpose_x, transpose_y, arithmetic: ProductArithmetic::default() }))
     }
 }
@@ -176,7 +176,7 @@ impl Kernel for Matmul {
                 }
             }
         };
-        call.give(result)
+        call.push(result)
     }
 }
 
@@ -215,7 +215,7 @@ fn weight_times_columns(
     }))
 }
 
-/// The product of two tensors of floats.
+/// Product of two tensors of floats.
 pub(super) fn batched(
     effects: EngineEffects,
     pool: &mut Pool,
@@ -263,7 +263,7 @@ pub(super) fn batched(
     }
     Ok(pool.make(&shape, |out| {
         out.resize(count, 0.0);
-        if m * n > 0 && places.len() > 1 && work > SMALL_WORK {
+        if m * n > 0 && places.len() > 1 && work > MIN_PARALLEL_WORK {
             pool::for_each_chunk(out, m * n, |i, out| compute((places[i], out)));
         } else if m * n > 0 {
             out.chunks_exact_mut(m * n).zip(places).for_each(|(out, at)| compute((at, out)));
@@ -271,22 +271,22 @@ pub(super) fn batched(
     }))
 }
 
-/// `softmax(query keyᵀ / sqrt(d) + mask) value`; a boolean mask is true where attention is paid.
-struct Attention {
+/// `softmax(query keyᵀ / sqrt(d) + mask) value`; a boolean mask is true for visible positions.
+struct ScaledDotProductAttention {
     query: Input,
     key: Input,
     value: Input,
     mask: Option<Input>,
 }
 
-impl Attention {
+impl ScaledDotProductAttention {
     fn resolve(op: &mut Resolver<'_>) -> Resolved {
         let (query, key, value) = (op.input("query")?, op.input("key")?, op.input("value")?);
-        Ok(Arc::new(Attention { query, key, value, mask: op.optional_input("attn_mask")? }))
+        Ok(Arc::new(ScaledDotProductAttention { query, key, value, mask: op.optional_input("attn_mask")? }))
     }
 }
 
-impl Kernel for Attention {
+impl Kernel for ScaledDotProductAttention {
     fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
         let (query, key, value) = (call.tensor(self.query)?, call.tensor(self.key)?, call.tensor(self.value)?);
         let size = query.shape.last().copied().unwrap_or(1);
@@ -321,7 +321,7 @@ impl Kernel for Attention {
         softmax_rows(values, shape.last().copied().unwrap_or(1));
         let result = batched(EngineEffects::NONE, pool, &scores, value, false, false)?;
         pool.recycle(scores);
-        call.give(result)
+        call.push(result)
     }
 }
 
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stored_weight_stands_on_either_side() {
+    fn a_weight_can_be_either_operand() {
         let weight = Arc::new(LoadedWeight::plain(
             vec![2, 3],
             Arc::new(Elements::F32(vec![1.0, 0.0, 2.0, 0.0, 1.0, -1.0].into())),

@@ -14,22 +14,22 @@ use anec_kernels::aligned_buf::AlignedBuf;
 use anec_kernels::dispatch::{Vectorize, vectorized};
 use anec_kernels::reduce::{max, sum, sum_of, sum_of_squares};
 
-/// The rows of this group.
+/// Rows of the table.
 pub(super) const ROWS: &[Row] = computing! {
     "batch_norm" => |op| ChannelNorm::resolve(op, true),
     "instance_norm" => |op| ChannelNorm::resolve(op, false),
-    "l2_norm" => |op| Ok(Arc::new(L2Norm { x: op.input("x")?, epsilon: op.float_or("epsilon", 1e-6)? })),
+    "l2_norm" => |op| Ok(Arc::new(L2Norm { x: op.input("x")?, epsilon: op.float("epsilon")? })),
     "layer_norm" => LayerNorm::resolve,
     "local_response_norm" => LocalResponseNorm::resolve,
-    "softmax" => |op| Ok(Arc::new(Softmax { x: op.input("x")?, axis: op.integer_or("axis", -1)? })),
+    "softmax" => |op| Ok(Arc::new(Softmax { x: op.input("x")?, axis: op.integer("axis")? })),
 };
 
-/// Softmax over the last axis of rows of `length`; gives the least of what is largest in a row.
+/// Softmax of each row of `length`; returns the smallest of the rows' maxima.
 pub(crate) fn softmax_rows(values: &mut [f32], length: usize) -> f32 {
     vectorized(SoftmaxRows { values, length })
 }
 
-/// What [`softmax_rows`] does.
+/// Kernel of [`softmax_rows`].
 struct SoftmaxRows<'a> {
     values: &'a mut [f32],
     length: usize,
@@ -97,7 +97,7 @@ impl Kernel for Softmax {
             TensorData::F32(_) => {}
             data => return Err(format!("`x` holds {}, not floats", data.kind())),
         }
-        call.give(x)
+        call.push(x)
     }
 }
 
@@ -117,7 +117,7 @@ impl LayerNorm {
             axes: Axes::resolve(op)?,
             gamma: op.optional_input("gamma")?,
             beta: op.optional_input("beta")?,
-            epsilon: op.float_or("epsilon", 1e-5)?,
+            epsilon: op.float("epsilon")?,
         }))
     }
 }
@@ -159,11 +159,11 @@ impl Kernel for LayerNorm {
                 *values = scattered(shape, std::mem::take(values), &reduced);
             }
         }
-        call.give(result)
+        call.push(result)
     }
 }
 
-/// Undoes [`gathered`].
+/// Inverse of [`gathered`].
 fn scattered(shape: &[usize], values: Vec<f32>, reduced: &[bool]) -> Vec<f32> {
     let (inner, outer): (Vec<usize>, Vec<usize>) = (0..shape.len()).partition(|axis| reduced[*axis]);
     let order = [outer, inner].concat();
@@ -198,11 +198,11 @@ impl Kernel for L2Norm {
             let scale = 1.0 / (sum_of_squares(block) + self.epsilon).sqrt();
             block.iter_mut().for_each(|v| *v *= scale);
         }
-        call.give(x)
+        call.push(x)
     }
 }
 
-/// One number for each channel, or what it is when left out.
+/// One number for each channel, or a default.
 struct OfChannels<'a> {
     values: Option<&'a [f32]>,
     default: f32,
@@ -230,8 +230,8 @@ fn channels_and_plane(shape: &[usize]) -> Result<(usize, usize), String> {
     }
 }
 
-/// `(x - mean) / sqrt(variance + epsilon) * gamma + beta` by channel: `batch_norm` with given means and variances,
-/// `instance_norm` with those of each channel's own plane.
+/// `(x - mean) / sqrt(variance + epsilon) * gamma + beta` by channel: `batch_norm` with constant means and variances,
+/// `instance_norm` with those of each channel's plane.
 struct ChannelNorm {
     x: Input,
     mean: Option<Input>,
@@ -250,7 +250,7 @@ impl ChannelNorm {
             variance: if given { op.optional_input("variance")? } else { None },
             gamma: op.optional_input("gamma")?,
             beta: op.optional_input("beta")?,
-            epsilon: op.float_or("epsilon", 1e-5)?,
+            epsilon: op.float("epsilon")?,
             given,
         }))
     }
@@ -276,7 +276,7 @@ impl Kernel for ChannelNorm {
                 plane.iter_mut().for_each(|v| *v = *v * gamma + beta);
             }
         }
-        call.give(x)
+        call.push(x)
     }
 }
 
@@ -292,7 +292,7 @@ struct LocalResponseNorm {
 impl LocalResponseNorm {
     fn resolve(op: &mut Resolver<'_>) -> Resolved {
         let size = usize::try_from(op.integer("size")?).map_err(|_| "`size` is negative".to_owned())?;
-        let (alpha, beta, k) = (op.float_or("alpha", 1e-4)?, op.float_or("beta", 0.75)?, op.float_or("k", 1.0)?);
+        let (alpha, beta, k) = (op.float("alpha")?, op.float("beta")?, op.float("k")?);
         Ok(Arc::new(LocalResponseNorm { x: op.input("x")?, size, alpha, beta, k }))
     }
 }
@@ -313,7 +313,7 @@ impl Kernel for LocalResponseNorm {
             i += 1;
         });
         let result = pool.copied(&x.shape, &out);
-        call.give(result)
+        call.push(result)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Ops that sort, count and make tensors from numbers.
+//! Ops that sort, count, and generate tensors.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::pool::Pool;
 use crate::resolve::Resolver;
 use crate::tensor::{Dims, Tensor, TensorData, axis_index, strides};
 
-/// The rows of this group.
+/// Rows of the table.
 pub(super) const ROWS: &[Row] = computing! {
     "argsort" => |op| Sort::resolve(op, false),
     "band_part" => BandPart::resolve,
@@ -28,17 +28,17 @@ pub(super) const ROWS: &[Row] = computing! {
     "topk" => |op| Sort::resolve(op, true),
 };
 
-/// Most elements that an op may make from numbers alone.
-const MOST_ELEMENTS: usize = 1 << 31;
+/// Maximum elements of a generated tensor.
+const MAX_ELEMENTS: usize = 1 << 31;
 
-/// The sizes before, along and after an axis.
-fn around(shape: &[usize], axis: usize) -> (usize, usize, usize) {
+/// Sizes before, along and after an axis.
+fn split_at_axis(shape: &[usize], axis: usize) -> (usize, usize, usize) {
     (shape[..axis].iter().product(), shape[axis], shape[axis + 1..].iter().product())
 }
 
-/// For each line along an axis, the places of its elements in order; of equal ones the first comes first.
+/// Sorted indices of each line along an axis; stable.
 fn sorted(x: &Tensor, axis: usize, ascending: bool) -> Result<Vec<Vec<usize>>, String> {
-    let (outer, size, inner) = around(&x.shape, axis);
+    let (outer, size, inner) = split_at_axis(&x.shape, axis);
     let compare: Box<dyn Fn(usize, usize) -> Ordering> = match &x.data {
         TensorData::F32(v) => Box::new(|a, b| v[a].partial_cmp(&v[b]).unwrap_or(Ordering::Equal)),
         TensorData::I32(v) => Box::new(|a, b| v[a].cmp(&v[b])),
@@ -54,9 +54,9 @@ fn sorted(x: &Tensor, axis: usize, ascending: bool) -> Result<Vec<Vec<usize>>, S
     Ok(lines)
 }
 
-/// AlignedBuf of places as a tensor's elements: the places themselves, and where along the axis they are.
+/// Indices of sorted elements as tensor elements: indices into the data, and positions along the axis.
 fn lines_to_places(lines: &[Vec<usize>], shape: &[usize], axis: usize, count: usize) -> (Vec<usize>, Vec<i32>) {
-    let (outer, size, inner) = around(shape, axis);
+    let (outer, size, inner) = split_at_axis(shape, axis);
     let mut places = vec![0; outer * count * inner];
     for (line, order) in lines.iter().enumerate() {
         for (i, place) in order[..count].iter().enumerate() {
@@ -67,7 +67,7 @@ fn lines_to_places(lines: &[Vec<usize>], shape: &[usize], axis: usize, count: us
     (places, along)
 }
 
-/// The places of all elements along an axis, in order; or the `k` largest (or smallest) elements, and where they are.
+/// Sorted positions along an axis, or the `k` largest (or smallest) elements with their positions.
 struct Sort {
     x: Input,
     axis: i64,
@@ -82,9 +82,12 @@ struct Top {
 
 impl Sort {
     fn resolve(op: &mut Resolver<'_>, top: bool) -> Resolved {
-        let (axis, ascending) = (op.integer_or("axis", -1)?, op.flag_or("ascending", false)?);
+        let (axis, ascending) = (op.integer("axis")?, op.flag("ascending")?);
         let top = match top {
-            true => Some(Top { k: op.integer_or("k", 1)?, return_indices: op.flag_or("return_indices", true)? }),
+            true => Some(Top {
+                k: op.integer("k")?,
+                return_indices: !op.has("return_indices") || op.flag("return_indices")?,
+            }),
             false => None,
         };
         Ok(Arc::new(Sort { x: op.input("x")?, axis, ascending, top }))
@@ -107,10 +110,10 @@ impl Kernel for Sort {
         let mut shape = Dims::from_slice(&x.shape);
         shape[axis] = count;
         let indices = pool.copied(&shape, &along);
-        let Some(top) = &self.top else { return call.give(indices) };
+        let Some(top) = &self.top else { return call.push(indices) };
         let values = make_like!(pool, &shape, &x.data, (v, out) => out.extend(places.iter().map(|place| v[*place])));
-        call.give(values)?;
-        if top.return_indices { call.give(indices) } else { Ok(()) }
+        call.push(values)?;
+        if top.return_indices { call.push(indices) } else { Ok(()) }
     }
 }
 
@@ -123,8 +126,8 @@ struct CumulativeSum {
 
 impl CumulativeSum {
     fn resolve(op: &mut Resolver<'_>) -> Resolved {
-        let (exclusive, reverse) = (op.flag_or("exclusive", false)?, op.flag_or("reverse", false)?);
-        Ok(Arc::new(CumulativeSum { x: op.input("x")?, axis: op.integer_or("axis", 0)?, exclusive, reverse }))
+        let (exclusive, reverse) = (op.flag("exclusive")?, op.flag("reverse")?);
+        Ok(Arc::new(CumulativeSum { x: op.input("x")?, axis: op.integer("axis")?, exclusive, reverse }))
     }
 }
 
@@ -133,7 +136,7 @@ impl Kernel for CumulativeSum {
         let (exclusive, reverse) = (self.exclusive, self.reverse);
         let mut x = call.take(self.x)?;
         let axis = axis_index(self.axis, x.rank())?;
-        let (outer, size, inner) = around(&x.shape, axis);
+        let (outer, size, inner) = split_at_axis(&x.shape, axis);
         fn run<T: Copy + Default>(
             values: &mut [T],
             (outer, size, inner): (usize, usize, usize),
@@ -156,11 +159,11 @@ impl Kernel for CumulativeSum {
             TensorData::I32(v) => run(v, (outer, size, inner), (exclusive, reverse), i32::wrapping_add),
             TensorData::Bool(_) => return Err("`x` holds booleans, not numbers".into()),
         }
-        call.give(x)
+        call.push(x)
     }
 }
 
-/// Keeps what is at most `lower` below and `upper` above the diagonal of the last two axes; -1 keeps all on that side.
+/// Keeps up to `lower` diagonals below and `upper` above the main diagonal of the last two axes; -1 keeps all.
 struct BandPart {
     x: Input,
     lower: i64,
@@ -169,7 +172,7 @@ struct BandPart {
 
 impl BandPart {
     fn resolve(op: &mut Resolver<'_>) -> Resolved {
-        let (lower, upper) = (op.integer_or("lower", -1)?, op.integer_or("upper", -1)?);
+        let (lower, upper) = (op.integer("lower")?, op.integer("upper")?);
         Ok(Arc::new(BandPart { x: op.input("x")?, lower, upper }))
     }
 }
@@ -192,18 +195,18 @@ impl Kernel for BandPart {
             TensorData::I32(v) => keep(v, rows, columns, lower, upper),
             TensorData::Bool(v) => keep(v, rows, columns, lower, upper),
         }
-        call.give(x)
+        call.push(x)
     }
 }
 
-/// Where the shape of a result is from.
+/// Source of a result's shape.
 enum Shape {
     Given(Integers),
-    /// That of a tensor.
+    /// Shape of a tensor.
     Like(Input),
 }
 
-/// A tensor of one value, 0 if none is given.
+/// Tensor of one value, 0 by default.
 struct Fill {
     shape: Shape,
     value: Option<Input>,
@@ -218,7 +221,7 @@ impl Kernel for Fill {
                 shape.map_err(|_| "`shape` has a negative size".to_owned())?
             }
         };
-        let count = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).filter(|n| *n <= MOST_ELEMENTS);
+        let count = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).filter(|n| *n <= MAX_ELEMENTS);
         count.ok_or_else(|| format!("a tensor of shape {shape:?} is too large"))?;
         let result = match self.value.map(|value| call.tensor(value)).transpose()? {
             None => pool.filled(&shape, 0f32),
@@ -227,11 +230,11 @@ impl Kernel for Fill {
             Some(Tensor { data: TensorData::Bool(v), .. }) if v.len() == 1 => pool.filled(&shape, v[0]),
             Some(_) => return Err("`value` is not one number".into()),
         };
-        call.give(result)
+        call.push(result)
     }
 }
 
-/// The indices of what is not zero, one row each.
+/// Indices of non-zero elements, one row each.
 struct NonZero {
     x: Input,
 }
@@ -250,11 +253,11 @@ impl Kernel for NonZero {
         };
         let indices: Vec<i32> = places.iter().flat_map(index).collect();
         let result = pool.copied(&[places.len(), x.rank()], &indices);
-        call.give(result)
+        call.push(result)
     }
 }
 
-/// A new axis that holds `on_value` where the index says and `off_value` elsewhere; an index outside sets nothing.
+/// New axis with `on_value` at the index and `off_value` elsewhere; an index out of range sets nothing.
 struct OneHot {
     indices: Input,
     size: Integers,
@@ -267,7 +270,7 @@ impl OneHot {
     fn resolve(op: &mut Resolver<'_>) -> Resolved {
         let (indices, size) = (op.input("indices")?, op.integers("one_hot_vector_size")?);
         let (on, off) = (op.optional_input("on_value")?, op.optional_input("off_value")?);
-        Ok(Arc::new(OneHot { indices, size, axis: op.integer_or("axis", -1)?, on, off }))
+        Ok(Arc::new(OneHot { indices, size, axis: op.integer("axis")?, on, off }))
     }
 }
 
@@ -283,7 +286,7 @@ impl Kernel for OneHot {
         let inner: usize = shape[axis..].iter().product();
         let mut out_shape = shape;
         out_shape.insert(axis, size);
-        let count = indices.len().checked_mul(size).filter(|n| *n <= MOST_ELEMENTS);
+        let count = indices.len().checked_mul(size).filter(|n| *n <= MAX_ELEMENTS);
         let count = count.ok_or_else(|| format!("a tensor of shape {out_shape:?} is too large"))?;
         let places = indices.iter().enumerate().filter_map(|(i, index)| {
             let index = usize::try_from(*index).ok().filter(|index| *index < size)?;
@@ -313,7 +316,7 @@ impl Kernel for OneHot {
                 ));
             }
         };
-        call.give(result)
+        call.push(result)
     }
 }
 
@@ -340,12 +343,12 @@ impl Kernel for RangeOp {
         };
         if let (Some(start), Some(end), Some(step)) = (integer(self.start), integer(self.end), integer(self.step)) {
             let count = ((end - start) as f64 / step as f64).ceil().max(0.0);
-            if step == 0 || !(count <= MOST_ELEMENTS as f64) {
+            if step == 0 || !(count <= MAX_ELEMENTS as f64) {
                 return Err(too_many(count));
             }
             let values = (0..count as i64).map(|i| (start + i * step) as i32);
             let result = pool.make(&[count as usize], |out: &mut Vec<i32>| out.extend(values));
-            return call.give(result);
+            return call.push(result);
         }
         let float = |input: Input| match &call.tensor(input)?.data {
             TensorData::F32(v) if v.len() == 1 => Ok(v[0]),
@@ -354,12 +357,12 @@ impl Kernel for RangeOp {
         };
         let (start, end, step) = (float(self.start)?, float(self.end)?, float(self.step)?);
         let count = (f64::from(end - start) / f64::from(step)).ceil().max(0.0);
-        if step == 0.0 || !(count <= MOST_ELEMENTS as f64) {
+        if step == 0.0 || !(count <= MAX_ELEMENTS as f64) {
             return Err(too_many(count));
         }
         let values = (0..count as usize).map(|i| start + i as f32 * step);
         let result = pool.make(&[count as usize], |out: &mut Vec<f32>| out.extend(values));
-        call.give(result)
+        call.push(result)
     }
 }
 

@@ -13,10 +13,10 @@ use crate::strided::View;
 use crate::tensor::{Dims, TensorData, axis_index};
 use anec_kernels::pool::{self, LARGE};
 use anec_kernels::reduce::{
-    BESIDE, max, max_of_columns, sum, sum_of, sum_of_columns, sum_of_squares, sum_of_squares_of_columns,
+    COLUMNS, max, max_of_columns, sum, sum_of, sum_of_columns, sum_of_squares, sum_of_squares_of_columns,
 };
 
-/// The rows of this group.
+/// Rows of the table.
 pub(super) const ROWS: &[Row] = computing! {
     "reduce_argmax" => |c| position(c, |a, b| a > b),
     "reduce_argmin" => |c| position(c, |a, b| a < b),
@@ -41,7 +41,7 @@ fn mean(values: &[i32]) -> i32 {
     sum.checked_div(values.len() as i64).unwrap_or(0) as i32
 }
 
-fn mean_of_columns(values: &[f32], stride: usize, depth: usize) -> [f32; BESIDE] {
+fn mean_of_columns(values: &[f32], stride: usize, depth: usize) -> [f32; COLUMNS] {
     sum_of_columns(values, stride, depth).map(|sum| sum / depth as f32)
 }
 
@@ -50,21 +50,21 @@ fn log_sum_exp(values: &[f32]) -> f32 {
     if top.is_finite() { sum_of(values, |v| (v - top).exp()).ln() + top } else { top }
 }
 
-/// Which axes are reduced.
+/// Whether each axis is reduced.
 pub(super) type Reduced = SmallVec<[bool; 8]>;
 
-/// The axes in an order in which those that are reduced come last.
+/// Axes in an order that puts reduced ones last.
 fn order(reduced: &[bool]) -> Dims {
     let axes = |last: bool| (0..reduced.len()).filter(move |axis| reduced[*axis] == last);
     axes(false).chain(axes(true)).collect()
 }
 
-/// Whether elements that are reduced together are neighbours already.
+/// Returns whether elements that are reduced together are contiguous already.
 pub(super) fn is_gathered(shape: &[usize], reduced: &[bool]) -> bool {
     order(reduced).iter().filter(|axis| shape[**axis] != 1).is_sorted()
 }
 
-/// The elements in an order in which those that are reduced together are neighbours.
+/// Elements in an order in which those that are reduced together are contiguous.
 pub(super) fn gathered<'a, T: Copy + Send + Sync>(shape: &[usize], values: &'a [T], reduced: &[bool]) -> Cow<'a, [T]> {
     if is_gathered(shape, reduced) {
         Cow::Borrowed(values)
@@ -73,7 +73,7 @@ pub(super) fn gathered<'a, T: Copy + Send + Sync>(shape: &[usize], values: &'a [
     }
 }
 
-/// The axes that `axes` names; all if it is left out.
+/// Axes of the parameter `axes`; all if it is missing.
 pub(super) struct Axes(Option<Vec<i64>>);
 
 impl Axes {
@@ -81,7 +81,7 @@ impl Axes {
         Ok(Axes(op.known_integers("axes")?.map(|axes| axes.to_vec())))
     }
 
-    /// Which axes of a tensor they are.
+    /// Axes of a tensor of this rank.
     pub fn of(&self, rank: usize) -> Result<Reduced, String> {
         let Some(axes) = &self.0 else { return Ok(SmallVec::from_elem(true, rank)) };
         let mut reduced = SmallVec::from_elem(false, rank);
@@ -101,7 +101,7 @@ fn result_shape(shape: &[usize], reduced: &[bool], keep: bool) -> Dims {
     }
 }
 
-/// The sizes of the axes before those that are reduced, of these, and of the axes behind them, if they follow each other.
+/// Sizes of the axes before, among and behind the reduced ones, if these are adjacent.
 fn planes(shape: &[usize], reduced: &[bool]) -> Option<[usize; 3]> {
     let mut sizes = [1; 3];
     let mut part = 0;
@@ -117,7 +117,7 @@ fn planes(shape: &[usize], reduced: &[bool]) -> Option<[usize; 3]> {
     Some(sizes)
 }
 
-/// Reduces columns of the planes `[outer, depth, inner]`, [`BESIDE`] at a time; the few that are left are gathered.
+/// Reduces columns of the planes `[outer, depth, inner]`, [`COLUMNS`] at a time; the remaining ones are gathered.
 fn reduce_planes(
     (floats, columns): (impl Fn(&[f32]) -> f32 + Sync, OfColumns),
     [_, depth, inner]: [usize; 3],
@@ -126,8 +126,8 @@ fn reduce_planes(
 ) {
     for (plane, out) in values.chunks_exact(depth * inner).zip(out.chunks_exact_mut(inner)) {
         let part = |i: usize, out: &mut [f32]| {
-            let values = &plane[i * BESIDE..];
-            match <&mut [f32; BESIDE]>::try_from(&mut *out) {
+            let values = &plane[i * COLUMNS..];
+            match <&mut [f32; COLUMNS]>::try_from(&mut *out) {
                 Ok(out) => *out = columns(values, inner, depth),
                 Err(_) => {
                     let column = |c: usize| -> Vec<f32> { (0..depth).map(|k| values[k * inner + c]).collect() };
@@ -136,23 +136,23 @@ fn reduce_planes(
             }
         };
         if plane.len() > LARGE {
-            pool::for_each_chunk(out, BESIDE, part);
+            pool::for_each_chunk(out, COLUMNS, part);
         } else {
-            out.chunks_mut(BESIDE).enumerate().for_each(|(i, out)| part(i, out));
+            out.chunks_mut(COLUMNS).enumerate().for_each(|(i, out)| part(i, out));
         }
     }
 }
 
-/// A function of [`BESIDE`] columns that lie side by side: elements, from row to row, rows.
-type OfColumns = fn(&[f32], usize, usize) -> [f32; BESIDE];
+/// Reduction of [`COLUMNS`] adjacent columns: elements, stride of rows, number of rows.
+type OfColumns = fn(&[f32], usize, usize) -> [f32; COLUMNS];
 
-/// Numbers of some axes, reduced to one.
+/// Reduction of some axes to one number each.
 struct Reduce<F, I> {
     x: Input,
     axes: Axes,
     keep: bool,
     floats: F,
-    /// What `floats` gives of each of several columns, if there is a faster way.
+    /// Faster form of `floats` for adjacent columns.
     columns: Option<OfColumns>,
     integers: I,
 }
@@ -162,17 +162,17 @@ fn reduce(
     floats: impl Fn(&[f32]) -> f32 + Send + Sync + 'static,
     integers: impl Fn(&[i32]) -> i32 + Send + Sync + 'static,
 ) -> Resolved {
-    let (x, axes, keep) = (op.input("x")?, Axes::resolve(op)?, op.flag_or("keep_dims", false)?);
+    let (x, axes, keep) = (op.input("x")?, Axes::resolve(op)?, op.flag("keep_dims")?);
     Ok(Arc::new(Reduce { x, axes, keep, floats, columns: None, integers }))
 }
 
-/// As [`reduce`], with a function that gives the same of several columns at a time.
+/// As [`reduce`], with a form of the function for adjacent columns.
 fn reduce_beside(
     op: &mut Resolver<'_>,
     (floats, columns): (impl Fn(&[f32]) -> f32 + Send + Sync + 'static, OfColumns),
     integers: impl Fn(&[i32]) -> i32 + Send + Sync + 'static,
 ) -> Resolved {
-    let (x, axes, keep) = (op.input("x")?, Axes::resolve(op)?, op.flag_or("keep_dims", false)?);
+    let (x, axes, keep) = (op.input("x")?, Axes::resolve(op)?, op.flag("keep_dims")?);
     Ok(Arc::new(Reduce { x, axes, keep, floats, columns: Some(columns), integers }))
 }
 
@@ -207,7 +207,7 @@ where
             }
             TensorData::Bool(_) => return Err("`x` holds booleans, not numbers".into()),
         };
-        call.give(result)
+        call.push(result)
     }
 
     fn reduction(&self) -> Option<&dyn Reduction> {
@@ -235,7 +235,7 @@ where
     }
 }
 
-/// Where along an axis the first element lies that beats all others.
+/// Position of the first best element along an axis.
 struct Position {
     x: Input,
     axis: i64,
@@ -244,7 +244,7 @@ struct Position {
 }
 
 fn position(op: &mut Resolver<'_>, beats: fn(f32, f32) -> bool) -> Resolved {
-    let (axis, keep) = (op.integer_or("axis", -1)?, op.flag_or("keep_dims", false)?);
+    let (axis, keep) = (op.integer("axis")?, op.flag("keep_dims")?);
     Ok(Arc::new(Position { x: op.input("x")?, axis, keep, beats }))
 }
 
@@ -269,7 +269,7 @@ impl Kernel for Position {
         };
         let shape = result_shape(&x.shape, &reduced, self.keep);
         let result = pool.make(&shape, |out: &mut Vec<i32>| out.extend(values.chunks_exact(count).map(first)));
-        call.give(result)
+        call.push(result)
     }
 }
 

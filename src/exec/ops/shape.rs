@@ -1,4 +1,4 @@
-//! Ops that give the same elements another shape or order.
+//! Ops that change the shape or the order of elements.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use crate::resolve::Resolver;
 use crate::strided::View;
 use crate::tensor::{Dims, Tensor, TensorData, axis_index};
 
-/// The rows of this group.
+/// Rows of the table.
 pub(super) const ROWS: &[Row] = moving! {
     "expand_dims" => |op| {
         let axes = op.known_integers("axes")?.ok_or("parameter `axes` is missing")?;
         Ok(Arc::new(ExpandDims { x: op.input("x")?, axes }))
     },
-    "flatten2d" => |op| Ok(Arc::new(Flatten { x: op.input("x")?, axis: op.integer_or("axis", 1)? })),
+    "flatten2d" => |op| Ok(Arc::new(Flatten { x: op.input("x")?, axis: op.integer("axis")? })),
     "identity" => |op| Ok(Arc::new(Identity { x: op.input(if op.has("input") { "input" } else { "x" })? })),
     "reshape" => |op| Ok(Arc::new(Reshape { x: op.input("x")?, shape: op.integers("shape")? })),
     "reshape_like" => ReshapeLike::resolve,
@@ -31,7 +31,7 @@ pub(super) const ROWS: &[Row] = moving! {
     },
 };
 
-/// The tensor with another shape of as many elements.
+/// Tensor with another shape of as many elements.
 fn with_shape(pool: &mut Pool, mut x: Arc<Tensor>, shape: &[usize]) -> Result<Arc<Tensor>, String> {
     if shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) != Some(x.data.len()) {
         return Err(format!("a tensor of shape {:?} can't have the shape {shape:?}", x.shape));
@@ -46,7 +46,7 @@ fn with_shape(pool: &mut Pool, mut x: Arc<Tensor>, shape: &[usize]) -> Result<Ar
     }
 }
 
-/// Axes by number, negative ones counted from the back.
+/// Axis indices; negative ones count from the back.
 fn axes_of(axes: &[i64], rank: usize) -> Result<Dims, String> {
     axes.iter().map(|axis| axis_index(*axis, rank)).collect()
 }
@@ -58,11 +58,11 @@ struct Identity {
 impl Kernel for Identity {
     fn run(&self, call: &mut Call<'_>, _: &mut Pool) -> Result<(), String> {
         let x = call.take(self.x)?;
-        call.give(x)
+        call.push(x)
     }
 }
 
-/// A 0 keeps the dimension at the same distance from the last axis, a -1 takes what is left.
+/// New shape: 0 keeps the dimension at the same distance from the last axis, -1 takes the rest.
 struct Reshape {
     x: Input,
     shape: Integers,
@@ -96,11 +96,11 @@ impl Kernel for Reshape {
             shape[i] = x.data.len() / others;
         }
         let result = with_shape(pool, x, &shape)?;
-        call.give(result)
+        call.push(result)
     }
 }
 
-/// The shape of other tensors: ranges `begins[i]..ends[i]` of the axes of `x` become ranges of the axes of the `i`-th
+/// Shape from other tensors: ranges `begins[i]..ends[i]` of the axes of `x` become ranges of the axes of the `i`-th
 /// reference.
 struct ReshapeLike {
     x: Input,
@@ -146,7 +146,7 @@ impl Kernel for ReshapeLike {
         }
         let x = call.take(self.x)?;
         let result = with_shape(pool, x, &shape)?;
-        call.give(result)
+        call.push(result)
     }
 }
 
@@ -161,7 +161,7 @@ impl Kernel for Flatten {
         let axis = if self.axis == x.rank() as i64 { x.rank() } else { axis_index(self.axis, x.rank())? };
         let shape = [x.shape[..axis].iter().product(), x.shape[axis..].iter().product()];
         let result = with_shape(pool, x, &shape)?;
-        call.give(result)
+        call.push(result)
     }
 }
 
@@ -182,7 +182,7 @@ impl Kernel for ExpandDims {
         let shape: Dims =
             (0..rank).map(|axis| if added.contains(&axis) { 1 } else { sizes.next().unwrap_or(1) }).collect();
         let result = with_shape(pool, x, &shape)?;
-        call.give(result)
+        call.push(result)
     }
 }
 
@@ -200,7 +200,7 @@ impl Kernel for Squeeze {
         };
         let kept: Dims = x.shape.iter().enumerate().filter(|(i, _)| !dropped.contains(i)).map(|(_, d)| *d).collect();
         let result = with_shape(pool, x, &kept)?;
-        call.give(result)
+        call.push(result)
     }
 }
 
@@ -222,11 +222,11 @@ impl Kernel for Transpose {
         // axes of size 1 may move freely
         if order.iter().filter(|axis| x.shape[**axis] != 1).is_sorted() {
             let result = with_shape(pool, x, &view.shape)?;
-            return call.give(result);
+            return call.push(result);
         }
         let result = make_like!(pool, &view.shape, &x.data, (v, out) => view.read_into(v, out));
         pool.recycle(x);
-        call.give(result)
+        call.push(result)
     }
 }
 
@@ -245,7 +245,7 @@ impl Kernel for Reverse {
             view.slice(axis, x.shape[axis].saturating_sub(1), x.shape[axis], -1);
         }
         let result = make_like!(pool, &x.shape, &x.data, (v, out) => view.read_into(v, out));
-        call.give(result)
+        call.push(result)
     }
 }
 
@@ -271,7 +271,7 @@ impl Kernel for Tile {
             shape.push(count * size);
         }
         let result = make_like!(pool, &shape, &x.data, (v, out) => view.read_into(v, out));
-        call.give(result)
+        call.push(result)
     }
 }
 
@@ -283,7 +283,7 @@ impl Kernel for ShapeOf {
     fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
         let shape = &call.tensor(self.x)?.shape;
         let result = pool.make(&[shape.len()], |out: &mut Vec<i32>| out.extend(shape.iter().map(|d| *d as i32)));
-        call.give(result)
+        call.push(result)
     }
 }
 

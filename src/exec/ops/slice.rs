@@ -1,4 +1,4 @@
-//! Ops that take parts of tensors, put parts into them, and join them.
+//! Ops that slice, update, split and join tensors.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::resolve::Resolver;
 use crate::strided::View;
 use crate::tensor::{Dims, Tensor, TensorData, axis_index};
 
-/// The rows of this group.
+/// Rows of the table.
 pub(super) const ROWS: &[Row] = moving! {
     "concat" => Concat::resolve,
     "pad" => Pad::resolve,
@@ -28,8 +28,8 @@ pub(super) const ROWS: &[Row] = moving! {
     "stack" => |op| Ok(Arc::new(Stack { values: op.inputs("values")?, axis: op.integer("axis")? })),
 };
 
-/// Which elements of each axis: what `begin`, `end`, `stride` and the masks say, with Python's rules: negative positions
-/// count from the end, positions outside are clamped.
+/// Slice by `begin`, `end`, `stride` and masks, with Python's rules: negative positions count from the end, positions
+/// outside are clamped.
 pub(crate) struct Slicing {
     pub begin: Integers,
     pub end: Integers,
@@ -51,7 +51,7 @@ impl Slicing {
         })
     }
 
-    /// Whether the first element of the last axis is left out.
+    /// Returns whether the slice skips the first element of the last axis.
     pub fn begins_within_last_axis(&self) -> bool {
         let masked = self.begin_mask.as_ref().and_then(|mask| mask.last().copied()).unwrap_or(false);
         !masked
@@ -65,7 +65,7 @@ impl Slicing {
         self.squeeze_mask.as_ref().is_some_and(|mask| mask[axis])
     }
 
-    /// The elements of a tensor of this shape.
+    /// View of a tensor of this shape.
     fn view(&self, call: &Call<'_>, shape: &[usize]) -> Result<View, String> {
         let rank = shape.len();
         let (begin, end) = (call.integers(&self.begin)?, call.integers(&self.end)?);
@@ -114,7 +114,7 @@ impl Slicing {
         Ok(view)
     }
 
-    /// The shape of a view without the axes that are squeezed.
+    /// Shape of a view without squeezed axes.
     fn kept(&self, view: &View) -> Dims {
         (0..view.shape.len()).filter(|axis| !self.squeezes(*axis)).map(|axis| view.shape[axis]).collect()
     }
@@ -137,10 +137,10 @@ impl Kernel for SliceByIndex {
                 own.clear();
                 own.extend_from_slice(&shape);
             }
-            return call.give(x);
+            return call.push(x);
         }
         let result = make_like!(pool, &shape, &x.data, (v, out) => view.read_into(v, out));
-        call.give(result)
+        call.push(result)
     }
 }
 
@@ -170,11 +170,11 @@ impl Kernel for SliceBySize {
             view.slice(axis, from as usize, count as usize, 1);
         }
         let result = make_like!(pool, &view.shape, &x.data, (v, out) => view.read_into(v, out));
-        call.give(result)
+        call.push(result)
     }
 }
 
-/// Puts `update` where a slice of `x` is; in place if nothing else needs `x`.
+/// Replaces a slice of `x` by `update`; in place if nothing else needs `x`.
 pub(crate) struct SliceUpdate {
     pub x: Input,
     pub update: Input,
@@ -197,18 +197,18 @@ impl Kernel for SliceUpdate {
             (x, update) => return Err(format!("an update of {} for {}", update.kind(), x.kind())),
         }
         pool.recycle(update);
-        call.give(x)
+        call.push(x)
     }
 }
 
-/// How an axis is divided.
+/// Division of an axis.
 enum Division {
     Sizes(Vec<usize>),
-    /// Into so many equal parts.
+    /// Number of equal parts.
     Equal(usize),
 }
 
-/// The parts of a tensor along an axis.
+/// Parts of a tensor along an axis.
 struct Split {
     x: Input,
     axis: i64,
@@ -254,14 +254,14 @@ impl Kernel for Split {
             view.slice(axis, begin, size, 1);
             begin += size;
             let part = make_like!(pool, &view.shape, &x.data, (v, out) => view.read_into(v, out));
-            call.give(part)?;
+            call.push(part)?;
         }
         pool.recycle(x);
         Ok(())
     }
 }
 
-/// Joins the elements of tensors, which are laid out as `rows` rows of equal width each.
+/// Joins tensors, each laid out as `rows` rows of equal width.
 fn join(call: &mut Call<'_>, pool: &mut Pool, values: &Inputs, (shape, rows): (&[usize], usize)) -> Result<(), String> {
     fn interleave<'a, T: Element>(
         pool: &mut Pool,
@@ -287,10 +287,10 @@ fn join(call: &mut Call<'_>, pool: &mut Pool, values: &Inputs, (shape, rows): (&
         TensorData::Bool(_) => interleave(pool, (shape, rows), |input| tensor(input)?.booleans(), values),
     };
     let joined = joined.ok_or_else(|| "the tensors hold different kinds of elements".to_owned())?;
-    call.give(joined)
+    call.push(joined)
 }
 
-/// Scalars are joined to a vector.
+/// Concatenation; scalars are joined to a vector.
 pub(crate) struct Concat {
     pub values: Inputs,
     pub axis: i64,
@@ -299,7 +299,7 @@ pub(crate) struct Concat {
 
 impl Concat {
     fn resolve(op: &mut Resolver<'_>) -> Resolved {
-        let (axis, interleave) = (op.integer("axis")?, op.flag_or("interleave", false)?);
+        let (axis, interleave) = (op.integer("axis")?, op.flag("interleave")?);
         Ok(Arc::new(Concat { values: op.inputs("values")?, axis, interleave }))
     }
 }
@@ -364,8 +364,8 @@ impl Kernel for Stack {
     }
 }
 
-/// Elements put before and after the last axes that `pad` names (pairs of numbers): a constant, a reflection about the
-/// edge element, or the edge element itself.
+/// Padding of the last axes by pairs of counts in `pad`: with a constant, a reflection about the edge element, or the
+/// edge element itself.
 struct Pad {
     x: Input,
     amounts: Integers,
@@ -381,13 +381,13 @@ enum PadMode {
 
 impl Pad {
     fn resolve(op: &mut Resolver<'_>) -> Resolved {
-        let mode = match op.text_or("mode", "constant")? {
+        let mode = match op.text("mode")? {
             "constant" => PadMode::Constant,
             "reflect" => PadMode::Reflect,
             "replicate" => PadMode::Replicate,
             other => return Err(format!("mode `{other}` is none of constant, reflect, replicate")),
         };
-        let (x, amounts, constant) = (op.input("x")?, op.integers("pad")?, op.float_or("constant_val", 0.0)?);
+        let (x, amounts, constant) = (op.input("x")?, op.integers("pad")?, op.float("constant_val")?);
         Ok(Arc::new(Pad { x, amounts, mode, constant }))
     }
 }
@@ -403,7 +403,7 @@ impl Kernel for Pad {
         let first = x.rank() - padded;
         let mut data = x.data.clone();
         let mut shape = x.shape.clone();
-        // one axis after the other, so that corners come out right
+        // axis by axis, so that corners are right
         for (i, pair) in amounts.chunks_exact(2).enumerate() {
             let (before, after) = (pair[0] as usize, pair[1] as usize);
             let axis = first + i;
@@ -435,7 +435,7 @@ impl Kernel for Pad {
             };
             shape[axis] = sources.len();
         }
-        call.give(Arc::new(Tensor { shape, data }))
+        call.push(Arc::new(Tensor { shape, data }))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Ops that move elements between channels, space and windows, and pooling over space.
+//! Ops that move elements between channels, space and windows; pooling.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::strided::View;
 use crate::tensor::{Dims, TensorData, axis_index, for_each_index, strides};
 use anec_kernels::reduce::{max, sum, sum_of_squares};
 
-/// The rows of the group that moves.
+/// Rows of the table for ops that move elements.
 pub(super) const ROWS: &[Row] = moving! {
     "depth_to_space" => |op| Blocks::resolve(op, "block_size", true, false),
     "pixel_shuffle" => |op| Blocks::resolve(op, "upscale_factor", true, true),
@@ -21,10 +21,10 @@ pub(super) const ROWS: &[Row] = moving! {
     "upsample_nearest_neighbor" => Upsample::resolve,
 };
 
-/// The rows of the group that computes.
+/// Rows of the table for ops that compute.
 pub(super) const POOL: &[Row] = computing! {
     "avg_pool" => |op| {
-        let excluded = op.flag_or("exclude_padding_from_average", false)?;
+        let excluded = op.flag("exclude_padding_from_average")?;
         pool(op, move |window, padded| sum(window) / if excluded { window.len() } else { padded } as f32)
     },
     "l2_pool" => |c| pool(c, |window, _| sum_of_squares(window).sqrt()),
@@ -36,7 +36,7 @@ fn block_size(op: &Resolver<'_>, parameter: &str) -> Result<usize, String> {
     usize::try_from(size).ok().filter(|size| *size > 0).ok_or_else(|| format!("`{parameter}` is {size}"))
 }
 
-/// Elements that move between channels and blocks in space.
+/// Rearrangement between channels and blocks in space.
 struct Blocks {
     x: Input,
     block: usize,
@@ -60,7 +60,7 @@ impl Kernel for Blocks {
     }
 }
 
-/// Channels become blocks in space. The place in a block is counted after the channels (`channels_first`: pixel
+/// Moves channels to blocks in space. The position in a block is counted after the channels (`channels_first`: pixel
 /// shuffle) or before them (depth to space).
 fn to_space(op: &Blocks, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
     let (block, channels_first) = (op.block, op.channels_first);
@@ -78,10 +78,10 @@ fn to_space(op: &Blocks, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), Str
     let view = View::whole(&split).permute(&order);
     let shape = [n, depth, h * block, w * block];
     let result = make_like!(pool, &shape, &x.data, (v, out) => view.read_into(v, out));
-    call.give(result)
+    call.push(result)
 }
 
-/// Undoes [`to_space`].
+/// Inverse of [`to_space`].
 fn to_depth(op: &Blocks, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
     let (block, channels_first) = (op.block, op.channels_first);
     let x = call.tensor(op.x)?;
@@ -94,19 +94,20 @@ fn to_depth(op: &Blocks, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), Str
     let view = View::whole(&split).permute(&order);
     let shape = [n, c * block * block, h / block, w / block];
     let result = make_like!(pool, &shape, &x.data, (v, out) => view.read_into(v, out));
-    call.give(result)
+    call.push(result)
 }
 
-/// The last two axes scaled: each result is the element that its place, divided by the factor and cut, names.
+/// Nearest-neighbour scaling of the last two axes: each result is the element at its position divided by the factor,
+/// rounded down.
 struct Upsample {
     x: Input,
-    /// Of height and width.
+    /// Factors of height and width.
     factors: [f32; 2],
 }
 
 impl Upsample {
     fn resolve(op: &mut Resolver<'_>) -> Resolved {
-        let factors = [op.float_or("scale_factor_height", 1.0)?, op.float_or("scale_factor_width", 1.0)?];
+        let factors = [op.float("scale_factor_height")?, op.float("scale_factor_width")?];
         if factors.iter().any(|f| !(*f > 0.0 && f.is_finite())) {
             return Err(format!("`x` can't be scaled by {factors:?}"));
         }
@@ -130,11 +131,11 @@ impl Kernel for Upsample {
                 rows.iter().for_each(|r| out.extend(columns.iter().map(|c| plane[r * w + c])));
             }
         });
-        call.give(result)
+        call.push(result)
     }
 }
 
-/// Windows of `size` along an axis, each `stride` after the one before: the axis becomes two.
+/// Windows of `size` along an axis, `stride` apart: the axis becomes two.
 struct SlidingWindows {
     x: Input,
     axis: i64,
@@ -144,7 +145,7 @@ struct SlidingWindows {
 
 impl SlidingWindows {
     fn resolve(op: &mut Resolver<'_>) -> Resolved {
-        let stride = if op.has("stride") { block_size(op, "stride")? } else { 1 };
+        let stride = block_size(op, "stride")?;
         let (axis, size) = (op.integer("axis")?, block_size(op, "size")?);
         Ok(Arc::new(SlidingWindows { x: op.input("x")?, axis, size, stride }))
     }
@@ -164,11 +165,11 @@ impl Kernel for SlidingWindows {
         view.shape.insert(axis + 1, size);
         view.strides.insert(axis + 1, step);
         let result = make_like!(pool, &view.shape, &x.data, (v, out) => view.read_into(v, out));
-        call.give(result)
+        call.push(result)
     }
 }
 
-/// `function` of the elements of each window that are within the tensor, and of how many the window has with padding.
+/// `function` of the elements of each window within the tensor, and of the window's size with padding.
 struct Pooling<F> {
     x: Input,
     kernel: Vec<usize>,
@@ -181,7 +182,7 @@ fn pool(op: &mut Resolver<'_>, function: impl Fn(&[f32], usize) -> f32 + Send + 
     let kernel = op.known_integers("kernel_sizes")?.ok_or("parameter `kernel_sizes` is missing")?;
     let kernel: Option<Vec<usize>> = kernel.iter().map(|k| usize::try_from(*k).ok().filter(|k| *k > 0)).collect();
     let kernel = kernel.ok_or("`kernel_sizes` aren't sizes")?;
-    let (geometry, ceil_mode) = (Geometry::resolve(op)?, op.flag_or("ceil_mode", false)?);
+    let (geometry, ceil_mode) = (Geometry::resolve(op)?, op.flag("ceil_mode")?);
     Ok(Arc::new(Pooling { x: op.input("x")?, kernel, geometry, ceil_mode, function }))
 }
 
@@ -196,7 +197,7 @@ impl<F: Fn(&[f32], usize) -> f32 + Send + Sync + 'static> Kernel for Pooling<F> 
         let mut ends: Vec<usize> = axes.iter().map(|a| a.size + a.before + a.after).collect();
         if self.ceil_mode {
             for (axis, end) in axes.iter_mut().zip(&mut ends) {
-                // one more window where the last one left something over, if it starts within the tensor
+                // one more window for the remainder, if it starts within the tensor
                 let left = *end - axis.kernel - (axis.out - 1) * axis.stride;
                 if left > 0 && axis.out * axis.stride < axis.size + axis.before {
                     axis.out += 1;
@@ -224,7 +225,7 @@ impl<F: Fn(&[f32], usize) -> f32 + Send + Sync + 'static> Kernel for Pooling<F> 
             });
         }
         let result = pool.copied(&[&x.shape[..2], &results].concat(), &out);
-        call.give(result)
+        call.push(result)
     }
 }
 
@@ -291,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn pools_see_padding_as_told() {
+    fn pooling_counts_padding_as_declared() {
         let pool = |operator, excluded: bool, ceil: bool| {
             run(
                 operator,

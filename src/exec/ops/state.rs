@@ -6,13 +6,13 @@ use super::{Row, moving};
 use crate::kernel::{Call, Input, Kernel};
 use crate::pool::Pool;
 
-/// The rows of this group.
+/// Rows of the table.
 pub(super) const ROWS: &[Row] = moving! {
     "read_state" => |op| Ok(Arc::new(ReadState { name: op.state("input")? })),
     "write_state" => |op| Ok(Arc::new(WriteState { name: op.state("input")?, data: op.input("data")? })),
 };
 
-/// The content of a state; its very buffer where the state is written before it is read again, and holds what is computed with.
+/// Content of a state: the buffer itself if the state is written before its next read and isn't in half precision.
 pub(crate) struct ReadState {
     pub name: Arc<str>,
 }
@@ -24,7 +24,7 @@ impl Kernel for ReadState {
             false => call.state.read(&self.name, pool),
         };
         let tensor = tensor.ok_or_else(|| format!("the state `{}` was not given to the run", self.name))?;
-        call.give(tensor)
+        call.push(tensor)
     }
 }
 

@@ -1,18 +1,19 @@
-//! 64-bit Arm: `SDOT` and `SMMLA`.
+//! Byte products on 64-bit Arm: `SDOT` and `SMMLA`.
 
 use std::arch::aarch64::*;
-use std::arch::{asm, is_aarch64_feature_detected};
+use std::arch::asm;
 
-use super::super::digits::{DIGITS, Unit, digits_of};
+use super::super::digits::{Activations, DIGITS, Unit, digits_of};
+use super::super::dispatch::{InstructionSet, Set};
 use super::super::simd::{Lanes, neon::Neon};
 use super::{DigitColumns, MeasuredColumn, ProductBlock};
 
 /// Rows that are multiplied at a time: their sums fill half of the registers.
 const ROWS: usize = 4;
-/// Elements that a vector of bytes holds.
+/// Elements of a vector of bytes.
 pub(super) const STEP: usize = 16;
 
-/// What multiplies bytes.
+/// Instruction that multiplies bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Instruction {
     /// Sums of four products.
@@ -22,20 +23,31 @@ pub(in super::super) enum Instruction {
 }
 
 impl Instruction {
-    /// How many there are.
+    /// Number of instructions.
     #[cfg(test)]
     pub const COUNT: usize = 2;
 
-    /// Those that this processor has, the best last.
+    /// Available instructions, the best one last.
     pub fn available() -> impl Iterator<Item = Instruction> {
         let has = |instruction: &Instruction| match instruction {
-            Instruction::Sdot => is_aarch64_feature_detected!("dotprod"),
-            Instruction::Smmla => is_aarch64_feature_detected!("i8mm"),
+            Instruction::Sdot => InstructionSet::has(Set::Dotprod),
+            Instruction::Smmla => InstructionSet::has(Set::I8mm),
         };
         [Instruction::Sdot, Instruction::Smmla].into_iter().filter(has)
     }
 
-    /// What this processor has.
+    /// Best available instruction for activations.
+    pub fn best(_: Activations) -> Option<Instruction> {
+        Self::available().last()
+    }
+
+    /// Returns whether products have the same bits as with other instructions of which this is true.
+    #[cfg(test)]
+    pub fn sums_digits(self) -> bool {
+        true
+    }
+
+    /// Names of the available instructions.
     pub fn names() -> impl Iterator<Item = &'static str> {
         Self::available().map(|instruction| match instruction {
             Instruction::Sdot => "SDOT",
@@ -43,35 +55,34 @@ impl Instruction {
         })
     }
 
-    /// Whether it is the best that there is for any number of columns.
+    /// Returns whether it is faster than f32 products for any number of columns.
     pub fn takes_many(self) -> bool {
         self == Instruction::Smmla
     }
 }
 
-/// No columns are multiplied in lanes here: all are multiplied in tiles.
+/// Columns in lanes; there are none on this architecture, where all columns are multiplied in tiles.
 pub(super) struct ColumnLanes;
 
 impl ColumnLanes {
-    /// None of these.
     pub fn new(_: &DigitColumns, _: bool) -> Self {
         ColumnLanes
     }
 
-    /// Always.
+    /// Returns true.
     pub fn is_empty(&self) -> bool {
         true
     }
 }
 
-/// How many digits of a column's elements are stored: all, which its instructions take at once.
-pub(super) fn stored(_: Unit) -> usize {
+/// Number of stored digits of a column's elements: all, which the instructions take at once.
+pub(super) fn stored(_: Instruction, _: Unit) -> usize {
     DIGITS
 }
 
-/// Writes digits: of each 16 elements, a vector for each digit, the lowest first (`SDOT`); or of the first eight of them
-/// the two low digits, the two high ones, and likewise of the others (`SMMLA`). Zeros follow the last element. Gives what
-/// the sums begin with: nothing.
+/// Writes digits: for each 16 elements, one vector per digit, the lowest first (`SDOT`); or for the first eight of them
+/// the two low digits, the two high ones, and likewise for the others (`SMMLA`). Padded with zeros. Returns the initial
+/// sums: zeros.
 ///
 /// # Safety
 /// The unit is that of the column.
@@ -94,7 +105,7 @@ pub(super) unsafe fn pack(instruction: Instruction, of: MeasuredColumn<'_>, digi
     [0; DIGITS]
 }
 
-/// Gives the products of rows with columns.
+/// Passes the products of rows with columns to `put`.
 ///
 /// # Safety
 /// The processor has the instruction; the rows are whole, and each column has digits for all elements of a row.
@@ -107,7 +118,7 @@ pub(super) unsafe fn multiply(
     let (count, columns) = (rows.len().checked_div(of.depth).unwrap_or(0), of.columns.len());
     for first in (0..count).step_by(ROWS) {
         let here = ROWS.min(count - first);
-        // the last row stands for those that are missing
+        // the last row stands for missing ones
         let of_tile = std::array::from_fn(|r| &rows[(first + r.min(here - 1)) * of.depth..][..of.depth]);
         let mut give = |column: usize, sums: [[i32; DIGITS]; ROWS]| {
             let products = sums.map(|sums| of.columns[column].product(sums));
@@ -136,15 +147,15 @@ pub(super) unsafe fn multiply(
     }
 }
 
-/// Rows, a vector of bytes of each at a time.
+/// Rows, read one vector of bytes of each at a time.
 struct Vectors<'a> {
     rows: [&'a [i8]; ROWS],
-    /// What is left behind the last whole vector, zeros behind it.
+    /// Remainders behind the last whole vector, padded with zeros.
     rests: [[i8; STEP]; ROWS],
 }
 
 impl<'a> Vectors<'a> {
-    /// Of rows that are equally long.
+    /// Vectors of equally long rows.
     fn of(rows: [&'a [i8]; ROWS]) -> Self {
         let rests = rows.map(|row| {
             let (_, rest) = row.as_chunks::<STEP>();
@@ -153,12 +164,12 @@ impl<'a> Vectors<'a> {
         Vectors { rows, rests }
     }
 
-    /// How many there are of each row.
+    /// Number of vectors of each row.
     fn count(&self) -> usize {
         self.rows[0].len().div_ceil(STEP)
     }
 
-    /// Where those of the rows are. Asks for those of the rows that come next.
+    /// Addresses of the rows' vectors. Prefetches those of the following rows.
     #[inline(always)]
     fn at(&self, i: usize) -> [*const i8; ROWS] {
         let (from, length) = (i.wrapping_mul(STEP), self.rows[0].len());
@@ -167,14 +178,14 @@ impl<'a> Vectors<'a> {
         }
         let at = self.rows.map(|row| row.as_ptr().wrapping_add(from));
         if i.is_multiple_of(4) {
-            // SAFETY: every processor of this architecture has NEON; the address need not be one that can be read.
+            // SAFETY: every processor of this architecture has NEON; a prefetch accepts any address.
             at.iter().for_each(|at| unsafe { Neon::prefetch(at.wrapping_add(length.wrapping_mul(ROWS))) });
         }
         at
     }
 }
 
-/// The sums of products of rows with each digit of a column.
+/// Sums of products of rows with each digit of a column.
 ///
 /// # Safety
 /// The processor has `dotprod`; the rows are equally long, and the column has digits for all of their elements.
@@ -184,7 +195,7 @@ unsafe fn by_sdot(rows: [&[i8]; ROWS], x: *const i8) -> [[i32; DIGITS]; ROWS] {
     let (rows, mut x) = (Vectors::of(rows), x);
     for i in 0..rows.count() {
         let at = rows.at(i);
-        // SAFETY: 16 elements of each row and their digits can be read, as promised.
+        // SAFETY: 16 elements of each row and their digits are readable, as promised.
         unsafe {
             let digits: [int8x16_t; DIGITS] = std::array::from_fn(|digit| vld1q_s8(x.wrapping_add(digit * STEP)));
             for (sums, at) in sums.iter_mut().zip(at) {
@@ -197,13 +208,13 @@ unsafe fn by_sdot(rows: [&[i8]; ROWS], x: *const i8) -> [[i32; DIGITS]; ROWS] {
     sums.map(|sums| sums.map(|sum| vaddvq_s32(sum)))
 }
 
-/// The sums of products of rows with each digit of columns.
+/// Sums of products of rows with each digit of columns.
 ///
 /// # Safety
 /// The processor has `i8mm`; the rows are equally long, and the columns have digits for all of their elements.
 #[target_feature(enable = "neon,i8mm")]
 unsafe fn by_smmla<const C: usize>(rows: [&[i8]; ROWS], x: [*const i8; C]) -> [[[i32; DIGITS]; ROWS]; C] {
-    // two rows by two digits: those of the first row come first
+    // two rows by two digits; the first row's sums come first
     let mut sums = [[[vdupq_n_s32(0); DIGITS / 2]; ROWS / 2]; C];
     let (rows, mut x) = (Vectors::of(rows), x);
     for i in 0..rows.count() {

@@ -1,89 +1,156 @@
-//! 64 neighbours at a time: `VPDPBUSD` (AVX-512 VNNI) adds the products of bytes to 16 sums of 32 bits. It takes a byte
-//! without a sign, so 128 is added to each element of a row, and 128 times the sum of a column's digits is taken away.
+//! Byte products on x86-64. Without AVX-512 VNNI, rows are multiplied as [words].
+//!
+//! Products of 64 neighbours at a time: `VPDPBUSD` (AVX-512 VNNI) adds byte products to 16 sums of 32 bits. One operand
+//! is unsigned, so 128 is added to each element of a row, and 128 times the sum of a column's digits is subtracted.
 
 use std::arch::x86_64::*;
 
 use smallvec::SmallVec;
 
-use super::super::ahead::ask;
-use super::super::digits::{DIGITS, DIGITS_MIDDLE, FEW_DIGITS, LEAST_DIGITS, Unit};
-use super::super::dot::AHEAD;
+use super::super::digits::{Activations, DIGITS, DIGITS_MIDDLE, FEW_DIGITS, MIN_DIGITS, Unit};
+use super::super::dispatch::{InstructionSet, Set};
+use super::super::dot::PREFETCH_DISTANCE;
+use super::super::prefetch::prefetch;
 use super::{DigitColumn, DigitColumns, MeasuredColumn, ProductBlock};
 
 mod lanes;
 mod stored;
+mod words;
 
 pub(super) use lanes::ColumnLanes;
 pub(in super::super) use stored::{StoredProducts, StoredRows};
 
 /// Elements of a vector.
 pub(super) const STEP: usize = 64;
-/// Rows that are multiplied at a time with several columns: their sums with two columns, and what gives them, fill the
+/// Rows that are multiplied at a time with several columns: their sums with two columns, and the operands, fill the
 /// registers.
 const ROWS: usize = 3;
-/// As many, with columns of fewer digits.
+/// Rows at a time for columns of fewer digits.
 const FEW_ROWS: usize = 4;
-/// Columns that are multiplied with a block's rows before the next ones are: their sums and digits remain near.
+/// Columns that are multiplied with a block's rows before the next ones, so that their sums and digits stay cached.
 const COLUMNS: usize = 16;
-/// Rows whose products are given at a time, whole tiles.
+/// Rows whose products are delivered at a time; whole tiles.
 const BLOCK: usize = 4 * ROWS * FEW_ROWS;
-/// The sums of a block's rows with each digit of a column, and room for the last tile to be whole.
+/// Sums of a block's rows with each digit of a column, and room for a whole last tile.
 type BlockSums = [[i32; BLOCK + 4]; DIGITS];
-/// What is added to an element.
+/// Offset of an element.
 const MIDDLE: i8 = -128;
-/// How far ahead, in bytes, a row that is read alone is asked for once more, into the innermost cache: it's in the second by then.
-/// To ask for it there at once is as fast on some processors and slower on others, which wait for memory in fewer places there.
-const NEAR: usize = 1024;
+/// Distance in bytes of a second prefetch of a single row, from the second-level to the first-level cache. Prefetching
+/// to the first level at once is as fast on some processors, and slower on those with fewer outstanding requests there.
+const NEAR_PREFETCH_DISTANCE: usize = 1024;
 
-/// What multiplies bytes.
+/// Instruction that sums products of rows of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Instruction {
-    /// Sums of four products.
+    /// Sums of two products of words (AVX2).
+    Vpmaddwd,
+    /// Sums of two products of words (AVX-VNNI).
+    Vpdpwssd,
+    /// Sums of four products of bytes (AVX-512 VNNI).
     Vpdpbusd,
 }
 
 impl Instruction {
-    /// How many there are.
+    /// Number of instructions.
     #[cfg(test)]
-    pub const COUNT: usize = 1;
+    pub const COUNT: usize = 3;
 
-    /// Those that this processor has.
+    /// Available instructions.
     pub fn available() -> impl Iterator<Item = Instruction> {
-        let has = is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vnni");
-        has.then_some(Instruction::Vpdpbusd).into_iter()
+        let sets = [
+            (Set::Avx2, Instruction::Vpmaddwd),
+            (Set::AvxVnni, Instruction::Vpdpwssd),
+            (Set::Avx512Vnni, Instruction::Vpdpbusd),
+        ];
+        sets.into_iter().filter(|(set, _)| InstructionSet::has(*set)).map(|(_, instruction)| instruction)
     }
 
-    /// What this processor has.
+    /// Best available instruction for activations, if it is faster than f32 products. Words gain only without AVX-512,
+    /// and only for activations that mostly take one word.
+    pub fn best(activations: Activations) -> Option<Instruction> {
+        let best = Self::available().last()?;
+        let gains =
+            best == Instruction::Vpdpbusd || activations == Activations::I16 && !InstructionSet::has(Set::Avx512);
+        gains.then_some(best)
+    }
+
+    /// Names of the instructions in use.
     pub fn names() -> impl Iterator<Item = &'static str> {
-        let has = Self::available().next().is_some();
-        let tables = has && is_x86_feature_detected!("avx512vbmi");
-        [has.then_some("VNNI"), tables.then_some("VBMI")].into_iter().flatten()
+        let name = Self::best(Activations::I16).map(|instruction| match instruction {
+            Instruction::Vpmaddwd => "VPMADDWD",
+            Instruction::Vpdpwssd => "AVX-VNNI",
+            Instruction::Vpdpbusd => "VNNI",
+        });
+        let tables = InstructionSet::has(Set::Avx512Vbmi);
+        [name, tables.then_some("VBMI")].into_iter().flatten()
     }
 
-    /// Whether it is the best that there is for any number of columns.
+    /// Returns whether products have the same bits as with other instructions of which this is true.
+    #[cfg(test)]
+    pub fn sums_digits(self) -> bool {
+        self == Instruction::Vpdpbusd
+    }
+
+    /// Returns whether it is faster than f32 products for any number of columns.
     pub fn takes_many(self) -> bool {
-        #[cfg(target_os = "linux")]
-        return !crate::amx::is_available();
-        #[cfg(not(target_os = "linux"))]
         true
     }
 }
 
-/// How many digits of a column's elements are stored: those that it has, so that they take no more of the nearest cache.
-pub(super) fn stored(unit: Unit) -> usize {
-    unit.digits
+/// Bytes that store an element of a column: as few as possible, to save cache.
+pub(super) fn stored(instruction: Instruction, unit: Unit) -> usize {
+    match instruction {
+        Instruction::Vpdpbusd => unit.digits,
+        Instruction::Vpmaddwd | Instruction::Vpdpwssd => 2 * words::words(unit),
+    }
 }
 
-/// Writes digits: of each [`STEP`] elements a vector for each digit, the lowest first, and zeros behind the last element.
-/// Gives what the sums begin with.
+/// Packs a column for an instruction. Returns the initial sums.
 ///
 /// # Safety
 /// The processor has the instruction; the unit is that of the column.
+pub(super) unsafe fn pack(instruction: Instruction, of: MeasuredColumn<'_>, out: &mut [i8]) -> [i32; DIGITS] {
+    // SAFETY: as promised.
+    unsafe {
+        match instruction {
+            Instruction::Vpdpbusd => pack_digits(of, out),
+            Instruction::Vpmaddwd | Instruction::Vpdpwssd => {
+                words::pack(of, out);
+                [0; DIGITS]
+            }
+        }
+    }
+}
+
+/// Passes the products of rows, whose elements have the sums `row_sums`, with columns and their lanes to `put`.
+///
+/// # Safety
+/// The processor has the instruction of the columns; the rows are whole, and each column has all elements of a row.
+/// There are sums of all rows unless there are no lanes.
+pub(super) unsafe fn multiply(
+    (of, lanes): (&DigitColumns, &ColumnLanes),
+    rows: &[i8],
+    row_sums: &[i32],
+    put: impl FnMut(ProductBlock<'_>),
+) {
+    // SAFETY: as promised.
+    unsafe {
+        match of.instruction {
+            Instruction::Vpdpbusd => multiply_digits((of, lanes), rows, row_sums, put),
+            Instruction::Vpmaddwd => words::multiply_avx2(of, rows, lanes.is_by_row(), put),
+            Instruction::Vpdpwssd => words::multiply_vnni(of, rows, lanes.is_by_row(), put),
+        }
+    }
+}
+
+/// Writes digits: for each [`STEP`] elements one vector per digit, the lowest first, padded with zeros. Returns the
+/// initial sums.
+///
+/// # Safety
+/// The processor has `VPDPBUSD`; the unit is that of the column.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-pub(super) unsafe fn pack(_: Instruction, of: MeasuredColumn<'_>, digits: &mut [i8]) -> [i32; DIGITS] {
-    let steps = digits.chunks_exact_mut(STEP * stored(of.unit));
+unsafe fn pack_digits(of: MeasuredColumn<'_>, digits: &mut [i8]) -> [i32; DIGITS] {
+    let steps = digits.chunks_exact_mut(STEP * of.unit.digits);
     let mut elements = of.column.elements(of.count);
     let mut sums = [_mm512_setzero_si512(); DIGITS];
     for (i, digits) in steps.enumerate() {
@@ -108,7 +175,7 @@ pub(super) unsafe fn pack(_: Instruction, of: MeasuredColumn<'_>, digits: &mut [
     sums.map(|sum| _mm512_reduce_add_epi32(sum) * i32::from(MIDDLE))
 }
 
-/// The digits of elements, as [`digits_of`](super::super::digits::digits_of) gives them.
+/// Digits of elements, as from [`digits_of`](super::super::digits::digits_of).
 ///
 /// # Safety
 /// There are 16.
@@ -117,27 +184,27 @@ pub(super) unsafe fn pack(_: Instruction, of: MeasuredColumn<'_>, digits: &mut [
 unsafe fn vector_of_digits(elements: &[f32], inverse: f32) -> __m512i {
     // SAFETY: as promised.
     let elements = unsafe { _mm512_loadu_ps(elements.as_ptr()) };
-    // to the nearest, ties to even
+    // nearest, ties to even
     let rounded = _mm512_cvtps_epi32(_mm512_mul_ps(elements, _mm512_set1_ps(inverse)));
     let middle = _mm512_set1_epi32(DIGITS_MIDDLE.cast_signed());
     _mm512_xor_si512(_mm512_add_epi32(rounded, middle), middle)
 }
 
 impl DigitColumns {
-    /// Which columns have [`LEAST_DIGITS`], [`FEW_DIGITS`] and [`DIGITS`].
+    /// Columns with [`MIN_DIGITS`], [`FEW_DIGITS`] and [`DIGITS`].
     fn by_digits(&self) -> [SmallVec<[usize; 8]>; 3] {
-        [LEAST_DIGITS, FEW_DIGITS, DIGITS]
+        [MIN_DIGITS, FEW_DIGITS, DIGITS]
             .map(|digits| (0..self.columns.len()).filter(|c| self.columns[*c].unit.digits == digits).collect())
     }
 }
 
-/// Gives the products of rows, whose elements have these sums, with columns and their lanes.
+/// Passes the products of rows, whose elements have the sums `row_sums`, with columns and their lanes to `put`.
 ///
 /// # Safety
-/// The processor has the instruction; the rows are whole, and each column has digits for all elements of a row. There are
-/// sums of all rows unless there are no lanes.
+/// The processor has `VPDPBUSD`; the rows are whole, and each column has digits for all elements of a row. There
+/// are sums of all rows unless there are no lanes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-pub(super) unsafe fn multiply(
+unsafe fn multiply_digits(
     (of, lanes): (&DigitColumns, &ColumnLanes),
     rows: &[i8],
     row_sums: &[i32],
@@ -150,23 +217,23 @@ pub(super) unsafe fn multiply(
     for first in (0..count).step_by(BLOCK) {
         let here = BLOCK.min(count - first);
         let block = &rows[first * of.depth..][..here * of.depth];
-        let mut put = |block: ProductBlock<'_>| put(block.moved_by(first));
+        let mut put = |block: ProductBlock<'_>| put(block.offset_by(first));
         // SAFETY: as promised.
         unsafe {
             if !lanes.is_empty() {
                 lanes.of_block(of, block, &row_sums[first..first + here], &mut put);
             }
-            of_block::<FEW_ROWS, LEAST_DIGITS>(of, least, block, &mut sums, &mut put);
+            of_block::<FEW_ROWS, MIN_DIGITS>(of, least, block, &mut sums, &mut put);
             of_block::<FEW_ROWS, FEW_DIGITS>(of, few, block, &mut sums, &mut put);
             of_block::<ROWS, DIGITS>(of, others, block, &mut sums, &mut put);
         }
     }
 }
 
-/// Gives the products of a block's rows with some columns, which have `D` digits.
+/// Passes the products of a block's rows with some columns of `D` digits to `put`.
 ///
 /// # Safety
-/// As [`multiply`].
+/// As [`multiply_digits`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn of_block<const R: usize, const D: usize>(
@@ -186,11 +253,11 @@ unsafe fn of_block<const R: usize, const D: usize>(
     }
 }
 
-/// The sums of a block's rows with each of some columns, which have `D` digits: of `R` rows at a time where there are several
-/// columns. Asks for the rows that follow if they haven't been asked for.
+/// Sums of a block's rows with each of some columns of `D` digits, `R` rows at a time if there are several columns.
+/// Prefetches the following rows if `ask`.
 ///
 /// # Safety
-/// As [`multiply`].
+/// As [`multiply_digits`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn add_up<const R: usize, const D: usize>(
@@ -229,10 +296,10 @@ unsafe fn add_up<const R: usize, const D: usize>(
     }
 }
 
-/// The sums of a row and a column. Two sets of them, so that no product waits for the one before it.
+/// Sums of a row and a column, in two sets, so that products don't wait for each other.
 ///
 /// # Safety
-/// As [`multiply`].
+/// As [`multiply_digits`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn of_row<const D: usize>(mut row: *const i8, mut column: *const i8, depth: usize) -> [i32; DIGITS] {
@@ -241,8 +308,8 @@ unsafe fn of_row<const D: usize>(mut row: *const i8, mut column: *const i8, dept
     unsafe {
         for _ in 0..depth / (2 * STEP) {
             for sums in &mut sums {
-                _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(AHEAD));
-                ask(row.wrapping_add(NEAR));
+                _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(PREFETCH_DISTANCE));
+                prefetch(row.wrapping_add(NEAR_PREFETCH_DISTANCE));
                 add_products(sums, [raised(row)], [column]);
                 (row, column) = (row.add(STEP), column.add(D * STEP));
             }
@@ -259,17 +326,17 @@ unsafe fn of_row<const D: usize>(mut row: *const i8, mut column: *const i8, dept
     across::<D>(std::array::from_fn(|digit| _mm512_add_epi32(one[digit][0], other[digit][0])))
 }
 
-/// The products of a block's rows with a column of `D` digits whose sums these are.
+/// Products of a block's rows with a column of `D` digits, from their sums.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 fn products<const D: usize>(column: DigitColumn, sums: &BlockSums) -> [f32; BLOCK] {
     std::array::from_fn(|row| column.product(std::array::from_fn(|digit| if digit < D { sums[digit][row] } else { 0 })))
 }
 
-/// The sums of some columns' digits with each of some rows, no more than four. Asks for as many rows from `next` on.
+/// Sums of some columns' digits with each of up to four rows. Prefetches as many rows from `next` on.
 ///
 /// # Safety
-/// As [`multiply`].
+/// As [`multiply_digits`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn of_tile<const R: usize, const C: usize, const D: usize>(
@@ -302,7 +369,7 @@ unsafe fn of_tile<const R: usize, const C: usize, const D: usize>(
 /// Adds the products of some elements of rows and each digit of columns.
 ///
 /// # Safety
-/// There are as many digits.
+/// The digits exist.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 #[expect(clippy::needless_range_loop, reason = "digits are loaded once, and are in one register at a time")]
@@ -333,10 +400,10 @@ unsafe fn raised(row: *const i8) -> __m512i {
     _mm512_xor_si512(unsafe { _mm512_loadu_si512(row.cast()) }, _mm512_set1_epi8(MIDDLE))
 }
 
-/// As [`raised`] for fewer elements; the digits behind them are zeros.
+/// Fewer than 64 elements, each with [`MIDDLE`] added; their missing digits are zeros.
 ///
 /// # Safety
-/// There are as many.
+/// There are `count`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn raised_part(row: *const i8, count: usize) -> __m512i {
@@ -345,7 +412,7 @@ unsafe fn raised_part(row: *const i8, count: usize) -> __m512i {
     _mm512_xor_si512(row, _mm512_set1_epi8(MIDDLE))
 }
 
-/// The sum of each vector's elements; zeros for those up to four that are missing.
+/// Sum of each vector's elements; zero for missing vectors, up to four in all.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 fn across<const N: usize>(vectors: [__m512i; N]) -> [i32; 4] {

@@ -1,4 +1,4 @@
-//! How a thread offers work and others take part in it.
+//! Protocol by which a thread submits work and others join it.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -7,34 +7,34 @@ use std::time::{Duration, Instant};
 
 use super::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, spin_loop, yield_now};
 
-/// How long a thread looks for work before it sleeps: longer than anything that one thread does alone between two
-/// products. Time means nothing to loom.
-const PATIENCE: Duration = if cfg!(loom) { Duration::ZERO } else { Duration::from_millis(1) };
+/// Time that a thread polls for work before it sleeps: longer than any sequential step between two products. Zero under
+/// loom, which has no time.
+const POLL_TIME: Duration = if cfg!(loom) { Duration::ZERO } else { Duration::from_millis(1) };
 
-/// Most ranges that parts are divided into.
+/// Maximum ranges that parts are divided into.
 const RANGES: usize = if cfg!(loom) { 2 } else { 16 };
 
-/// How often a thread looks before it lets others have the processor.
-const LOOKS: usize = if cfg!(loom) { 1 } else { 128 };
+/// Polls before a thread yields the processor.
+const POLLS: usize = if cfg!(loom) { 1 } else { 128 };
 
 /// Work that is divided.
 struct Work<'a> {
     part: &'a (dyn Fn(usize) + Sync),
-    /// The ranges that there are, of [`RANGES`].
+    /// Number of used [`RANGES`].
     count: usize,
     ranges: [Range; RANGES],
-    /// Who has come: the caller and helpers.
-    came: AtomicUsize,
-    /// Helpers that are at it.
+    /// Threads that joined: the caller and helpers.
+    joined: AtomicUsize,
+    /// Helpers that are working.
     helpers: AtomicUsize,
-    /// What a helper's part panicked with.
+    /// Panic of a helper's part.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-/// Parts that follow each other, on a cache line of its own.
+/// Consecutive parts, on a separate cache line.
 #[repr(align(64))]
 struct Range {
-    /// The first that nobody has begun; `end` or more when there is none.
+    /// First part that nobody has begun; `end` or more if there is none.
     next: AtomicUsize,
     end: usize,
 }
@@ -45,17 +45,17 @@ impl<'a> Work<'a> {
         let first = |i: usize| if i < count { parts * i / count } else { 0 };
         let end = |i: usize| if i < count { parts * (i + 1) / count } else { 0 };
         let ranges = std::array::from_fn(|i| Range { next: AtomicUsize::new(first(i)), end: end(i) });
-        let (came, helpers) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Work { part, count, ranges, came, helpers, panic: Mutex::new(None) }
+        let (joined, helpers) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Work { part, count, ranges, joined, helpers, panic: Mutex::new(None) }
     }
 
     fn ranges(&self) -> &[Range] {
         &self.ranges[..self.count]
     }
 
-    /// Does parts until all have been begun.
+    /// Runs parts until all have been begun.
     fn take_part(&self) {
-        let own = self.came.fetch_add(1, Ordering::Relaxed) % self.count;
+        let own = self.joined.fetch_add(1, Ordering::Relaxed) % self.count;
         let (before, from_own) = self.ranges().split_at(own);
         for range in from_own.iter().chain(before) {
             loop {
@@ -68,7 +68,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// As [`take_part`](Work::take_part), for a helper, which must survive.
+    /// Runs parts on a helper thread, which survives their panics.
     fn help(&self) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.take_part())) {
             self.end();
@@ -80,50 +80,50 @@ impl<'a> Work<'a> {
         self.ranges().iter().any(|range| range.next.load(Ordering::Relaxed) < range.end)
     }
 
-    /// Leaves what nobody has begun.
+    /// Skips parts that nobody has begun.
     fn end(&self) {
         self.ranges().iter().for_each(|range| range.next.store(range.end, Ordering::Relaxed));
     }
 }
 
-/// A pointer to work on somebody's stack.
+/// Pointer to work on a caller's stack.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Place(*const Work<'static>);
-// SAFETY: work is shared between threads as it stands: its parts are `Sync`, the rest is atomic or locked.
-unsafe impl Send for Place {}
+struct WorkPointer(*const Work<'static>);
+// SAFETY: work can be shared between threads: its parts are `Sync`, the rest is atomic or locked.
+unsafe impl Send for WorkPointer {}
 
-/// The work that helpers may take part in.
+/// Work that helpers may join.
 pub struct ThreadPool {
-    offers: Mutex<Offers>,
-    /// How often work has been offered.
-    news: AtomicUsize,
+    offers: Mutex<Submissions>,
+    /// Number of submissions.
+    submissions: AtomicUsize,
     bell: Condvar,
 }
 
-struct Offers {
-    /// Work lives at least as long as it is listed here, and as long as it has helpers.
-    work: Vec<Place>,
-    /// Helpers that wait for the bell.
+struct Submissions {
+    /// Listed work; alive while it is listed and while it has helpers.
+    work: Vec<WorkPointer>,
+    /// Helpers that sleep.
     asleep: usize,
-    /// Helpers end; those of a process never do.
+    /// Whether helpers should end; never set for the pool of the process.
     closed: bool,
 }
 
-/// Work that is listed until this is dropped.
-struct Offer<'a> {
+/// Submission; the work is listed until this is dropped.
+struct Submission<'a> {
     pool: &'a ThreadPool,
     work: &'a Work<'a>,
 }
 
 impl ThreadPool {
-    /// A pool without helpers yet.
+    /// Pool without helpers.
     pub fn new() -> Self {
-        let offers = Offers { work: Vec::new(), asleep: 0, closed: false };
-        ThreadPool { offers: Mutex::new(offers), news: AtomicUsize::new(0), bell: Condvar::new() }
+        let offers = Submissions { work: Vec::new(), asleep: 0, closed: false };
+        ThreadPool { offers: Mutex::new(offers), submissions: AtomicUsize::new(0), bell: Condvar::new() }
     }
 
-    /// Does `part` for every number below `count`, which is not 0, together with helpers: so many threads are expected. A
-    /// panic in a part goes on here, after the parts under way have ended.
+    /// Calls `part` for each number below `count`, which is not 0, together with helpers; `threads` are expected. A
+    /// panic in a part continues here after all running parts have ended.
     pub fn divide(&self, part: &(dyn Fn(usize) + Sync), count: usize, threads: usize) {
         let work = Work::new(part, count, threads);
         {
@@ -135,13 +135,14 @@ impl ThreadPool {
         }
     }
 
-    /// A helper's life, which ends when the pool is closed.
+    /// Main loop of a helper, which returns when the pool is closed.
     pub fn help(&self) {
         let mut seen = 0;
-        while let Some(news) = self.wait(seen) {
-            seen = news;
-            while let Some(Place(work)) = self.join() {
-                // SAFETY: the work lives until `helpers`, which counts this one, is 0 again; the last access is that.
+        while let Some(submissions) = self.wait(seen) {
+            seen = submissions;
+            while let Some(WorkPointer(work)) = self.join() {
+                // SAFETY: the work is alive until `helpers`, which counts this one, is 0 again; the last access is
+                // that.
                 unsafe {
                     (*work).help();
                     (*work).helpers.fetch_sub(1, Ordering::Release);
@@ -150,44 +151,43 @@ impl ThreadPool {
         }
     }
 
-    /// Lets the helpers end.
+    /// Ends the helpers.
     #[cfg(test)]
     pub fn close(&self) {
         locked(&self.offers).closed = true;
         self.bell.notify_all();
     }
 
-    fn offer<'a>(&'a self, work: &'a Work<'a>) -> Offer<'a> {
+    fn offer<'a>(&'a self, work: &'a Work<'a>) -> Submission<'a> {
         let mut offers = locked(&self.offers);
-        offers.work.push(Place::of(work));
-        self.news.fetch_add(1, Ordering::Release);
+        offers.work.push(WorkPointer::of(work));
+        self.submissions.fetch_add(1, Ordering::Release);
         let asleep = offers.asleep > 0;
         drop(offers);
         if asleep {
             self.bell.notify_all();
         }
-        Offer { pool: self, work }
+        Submission { pool: self, work }
     }
 
-    /// Work that has parts left, with this helper counted.
-    fn join(&self) -> Option<Place> {
+    /// Finds work with remaining parts, and counts this helper.
+    fn join(&self) -> Option<WorkPointer> {
         let offers = locked(&self.offers);
-        // SAFETY: what is listed lives, and is taken off the list under the same lock.
+        // SAFETY: listed work is alive, and is removed from the list under the same lock.
         let place = offers.work.iter().copied().find(|place| unsafe { (*place.0).has_parts() })?;
         // SAFETY: as above.
         unsafe { (*place.0).helpers.fetch_add(1, Ordering::Relaxed) };
         Some(place)
     }
 
-    /// Waits for work that was offered after the first `seen`, and gives how much has been; `None` when the pool is
-    /// closed.
+    /// Waits for a submission after the first `seen` ones; returns their number, or `None` when the pool is closed.
     fn wait(&self, seen: usize) -> Option<usize> {
         let start = Instant::now();
-        while start.elapsed() < PATIENCE {
-            for _ in 0..LOOKS {
-                let news = self.news.load(Ordering::Acquire);
-                if news != seen {
-                    return Some(news);
+        while start.elapsed() < POLL_TIME {
+            for _ in 0..POLLS {
+                let submissions = self.submissions.load(Ordering::Acquire);
+                if submissions != seen {
+                    return Some(submissions);
                 }
                 spin_loop();
             }
@@ -195,9 +195,9 @@ impl ThreadPool {
         }
         let mut offers = locked(&self.offers);
         loop {
-            let news = self.news.load(Ordering::Acquire);
-            if news != seen {
-                return Some(news);
+            let submissions = self.submissions.load(Ordering::Acquire);
+            if submissions != seen {
+                return Some(submissions);
             }
             if offers.closed {
                 return None;
@@ -209,31 +209,31 @@ impl ThreadPool {
     }
 }
 
-impl Place {
+impl WorkPointer {
     fn of(work: &Work<'_>) -> Self {
-        Place(std::ptr::from_ref(work).cast())
+        WorkPointer(std::ptr::from_ref(work).cast())
     }
 }
 
-impl Drop for Offer<'_> {
-    /// Takes the work off the list and waits for those who are at it: afterwards nobody knows of it.
+impl Drop for Submission<'_> {
+    /// Removes the work from the list and waits for its helpers: afterwards nothing refers to it.
     fn drop(&mut self) {
-        // there are parts left if one has panicked
+        // parts remain if one has panicked
         self.work.end();
-        let place = Place::of(self.work);
+        let place = WorkPointer::of(self.work);
         locked(&self.pool.offers).work.retain(|other| *other != place);
         let mut looks = 0;
         while self.work.helpers.load(Ordering::Acquire) > 0 {
             spin_loop();
             looks += 1;
-            if looks % LOOKS == 0 {
+            if looks % POLLS == 0 {
                 yield_now();
             }
         }
     }
 }
 
-/// Nothing that is locked here is left half-done by a panic.
+/// Locks a mutex; a panic leaves no locked data inconsistent.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -268,19 +268,18 @@ mod loom_tests {
 
     use super::*;
 
-    /// What parts write to, each to a place of its own. Loom objects if two threads are at a place at a time, or if what
-    /// one wrote isn't certain to be seen by another.
+    /// Destinations of parts. Loom reports concurrent access, and writes that may not be visible to other threads.
     struct Places(Vec<UnsafeCell<usize>>);
-    // SAFETY: loom checks that the places are used by one thread at a time.
+    // SAFETY: loom checks that each place is used by one thread at a time.
     unsafe impl Sync for Places {}
 
-    /// Divides work of so many parts, and checks that each was done once when `divide` is back.
+    /// Divides work of `parts` parts, and checks that each ran once when `divide` returns.
     fn divide(pool: &ThreadPool, parts: usize) {
         let places = Places((0..parts).map(|_| UnsafeCell::new(0)).collect());
         let all = &places;
         // SAFETY: each part has its own place.
         pool.divide(&|i| all.0[i].with_mut(|place| unsafe { *place += 1 }), parts, 2);
-        // SAFETY: nobody writes any more.
+        // SAFETY: all writes have ended.
         assert!(places.0.iter().all(|place| place.with(|place| unsafe { *place }) == 1));
     }
 

@@ -1,5 +1,4 @@
-//! What threads talk through: the standard library's, or loom's, which tries the ways in which threads may follow each
-//! other.
+//! Synchronization primitives: the standard library's, or loom's, which tests interleavings of threads.
 
 #[cfg(loom)]
 pub use loom::hint::spin_loop;

@@ -1,25 +1,25 @@
-//! Products with bytes and codes as sums of [digits](crate::digits), on processors that multiply bytes.
+//! Products of bytes and codes as sums of [digits](crate::digits), on processors that multiply bytes.
 
 use smallvec::SmallVec;
 
 use super::{Products, TokenProduct, for_each_part};
-use crate::ahead::ask;
 use crate::aligned_buf::AlignedBuf;
 use crate::columns::StridedColumn;
 use crate::digits::Activations;
-use crate::dot::MOST_COLUMNS;
-use crate::dotprod::{ByteProducts, DigitColumns, Instruction, MeasuredColumn, ProductBlock, SMALL_COLUMNS};
+use crate::dot::MAX_COLUMNS;
+use crate::dotprod::{ByteProducts, DigitColumns, Instruction, MIN_PARALLEL_ELEMENTS, MeasuredColumn, ProductBlock};
 #[cfg(target_arch = "x86_64")]
 use crate::dotprod::{StoredProducts, StoredRows};
 use crate::layout::{MatrixLayout, SharedOutput};
 use crate::pool;
+use crate::prefetch::prefetch;
 use crate::weight::{Elements, StoredWeight};
 
-/// A weight whose rows can be multiplied by bytes.
+/// Weight whose rows can be multiplied as bytes.
 enum ByteRows<'a> {
-    /// Bytes, with one scale for a row at most.
+    /// Bytes with at most one scale per row.
     Plain(&'a [i8]),
-    /// Codes, or blocks that have scales.
+    /// Codes, or bytes in blocks with scales.
     #[cfg(target_arch = "x86_64")]
     Stored(StoredRows<'a>),
 }
@@ -36,15 +36,15 @@ impl<'a> ByteRows<'a> {
     }
 }
 
-/// The activations of a token, and the same measured: each by itself, so that none gets other bits by what is beside it. `None`
-/// if they can't be written in digits.
-type OwnColumn<'a> = (StridedColumn<'a>, Option<MeasuredColumn<'a>>);
+/// Activations of a token, and their measured form: each token by itself, so that other tokens don't affect its bits.
+/// `None` if they can't be written in digits.
+type MeasurableColumn<'a> = (StridedColumn<'a>, Option<MeasuredColumn<'a>>);
 
-/// Measures columns, by all threads if there is enough to do.
-fn measure(all: &mut [OwnColumn<'_>], columns: usize, activations: Activations) {
-    let one = |(column, measured): &mut OwnColumn<'_>| *measured = column.measured(columns, activations);
-    if all.len() * columns > SMALL_COLUMNS {
-        pool::for_each_chunk(all, all.len().div_ceil(pool::threads()).min(MOST_COLUMNS), |_, some| {
+/// Measures columns, on all threads if there is enough work.
+fn measure(all: &mut [MeasurableColumn<'_>], columns: usize, activations: Activations) {
+    let one = |(column, measured): &mut MeasurableColumn<'_>| *measured = column.measured(columns, activations);
+    if all.len() * columns > MIN_PARALLEL_ELEMENTS {
+        pool::for_each_chunk(all, all.len().div_ceil(pool::threads()).min(MAX_COLUMNS), |_, some| {
             some.iter_mut().for_each(one)
         });
     } else {
@@ -52,17 +52,17 @@ fn measure(all: &mut [OwnColumn<'_>], columns: usize, activations: Activations) 
     }
 }
 
-/// The activations of many tokens, one token after the other.
+/// Activations of many tokens, stored by token.
 fn by_token((x, layout): (&[f32], MatrixLayout), (columns, tokens): (usize, usize)) -> AlignedBuf {
-    /// Tokens and elements that are moved at a time: what is read of an element's row is a cache line.
+    /// Tokens and elements that are moved at a time, so that a read is a cache line.
     const SIDE: usize = 16;
     let mut buffer = AlignedBuf::new(tokens * columns);
     pool::for_each_chunk(&mut buffer.floats()[..tokens * columns], SIDE * columns, |i, out| {
         let first = i * SIDE;
         for from in (0..columns).step_by(SIDE) {
-            // rows are so far apart that a processor doesn't do it by itself
+            // rows are too far apart for the processor's own prefetching
             let next = (from + SIDE..from + 2 * SIDE).map(|k| first * layout.column + k * layout.row);
-            next.for_each(|at| ask(x.as_ptr().wrapping_add(at)));
+            next.for_each(|at| prefetch(x.as_ptr().wrapping_add(at)));
             for (t, out) in out.chunks_exact_mut(columns).enumerate() {
                 let x = x[(first + t) * layout.column + from * layout.row..].iter().step_by(layout.row);
                 out[from..].iter_mut().take(SIDE).zip(x).for_each(|(out, x)| *out = *x);
@@ -72,19 +72,19 @@ fn by_token((x, layout): (&[f32], MatrixLayout), (columns, tokens): (usize, usiz
     buffer
 }
 
-/// Where products go, and what becomes of them on the way.
+/// Destination of products, with scales and biases.
 struct Results<'w> {
-    /// Of each column, an output and which of its tokens the column is.
-    columns: SmallVec<[(SharedOutput, usize); MOST_COLUMNS]>,
-    /// What each row's products are multiplied with, or that of all rows.
+    /// Output of each column, and its token in that output.
+    columns: SmallVec<[(SharedOutput, usize); MAX_COLUMNS]>,
+    /// Factor of each row's products, or one for all rows.
     factors: Option<&'w [f32]>,
     factor: f32,
-    /// What is added to each row's products then.
+    /// Bias of each row.
     bias: Option<&'w [f32]>,
 }
 
 impl<'w> Results<'w> {
-    /// Whether tokens of a row lie side by side.
+    /// Returns whether tokens of a row are contiguous.
     fn are_by_row(&self) -> bool {
         self.columns.iter().all(|(out, _)| out.layout().row > 1 && out.layout().column == 1)
     }
@@ -92,7 +92,7 @@ impl<'w> Results<'w> {
     /// Writes the results of some rows.
     ///
     /// # Safety
-    /// The outputs still live and hold these rows of the tokens; nobody else reads or writes them meanwhile.
+    /// The outputs are alive and hold these rows of the tokens; nothing else accesses them meanwhile.
     #[inline]
     unsafe fn put(&self, block: ProductBlock<'_>) {
         let ProductBlock { row, rows, columns, products, layout: from } = block;
@@ -138,7 +138,7 @@ impl<'w> Results<'w> {
         }
     }
 
-    /// Where a row's results begin if its products lie side by side and its results will: an output and the first token.
+    /// Output and first token of a row's results, if products and results of a row are both contiguous.
     fn side_by_side(&self, block: &ProductBlock<'_>) -> Option<(SharedOutput, usize)> {
         let mut columns = block.columns.iter().map(|column| self.columns[*column]);
         let (out, first) = columns.next().filter(|(out, _)| block.layout.column == 1 && out.layout().column == 1)?;
@@ -146,30 +146,30 @@ impl<'w> Results<'w> {
     }
 }
 
-/// Computes, and removes, those that a processor which multiplies bytes computes as sums of digits: all of few tokens, and
-/// of many where its instruction is the best for these, too.
+/// Computes and removes the products that byte instructions compute as sums of digits: all products of few tokens, and
+/// those of many tokens if byte instructions are faster than f32 for these too.
 pub(super) fn by_digits<'w>(
     weight: &'w StoredWeight,
     activations: Activations,
     bias: Option<&'w [f32]>,
     products: &mut Products<'_, '_>,
 ) {
-    let (Some(instruction), Some(stored)) = (Instruction::available().last(), ByteRows::new(weight)) else { return };
+    let (Some(instruction), Some(stored)) = (Instruction::best(activations), ByteRows::new(weight)) else { return };
     let (rows, columns, scales) = (weight.rows(), weight.columns(), weight.scales());
     let takes_many = match stored {
         ByteRows::Plain(_) => instruction.takes_many(),
         #[cfg(target_arch = "x86_64")]
         ByteRows::Stored(stored) => instruction.takes_many() && stored.takes_many(activations),
     };
-    let is_many = |product: &TokenProduct<'_>| product.tokens > MOST_COLUMNS;
-    // columns that lie scattered are read several times
+    let is_many = |product: &TokenProduct<'_>| product.tokens > MAX_COLUMNS;
+    // strided columns are read several times
     let moved = |product: &&mut TokenProduct<'_>| {
         let scattered = takes_many && is_many(product) && product.x.1.row != 1 && columns > 0;
         scattered.then(|| by_token(product.x, (columns, product.tokens)))
     };
-    let moved: SmallVec<[Option<AlignedBuf>; MOST_COLUMNS]> = products.iter().map(moved).collect();
-    let mut all = SmallVec::<[OwnColumn<'_>; MOST_COLUMNS]>::new();
-    let mut taken = SmallVec::<[_; MOST_COLUMNS]>::new();
+    let moved: SmallVec<[Option<AlignedBuf>; MAX_COLUMNS]> = products.iter().map(moved).collect();
+    let mut all = SmallVec::<[MeasurableColumn<'_>; MAX_COLUMNS]>::new();
+    let mut taken = SmallVec::<[_; MAX_COLUMNS]>::new();
     let mut left = Products::new();
     for (product, moved) in std::mem::take(products).into_iter().zip(&moved) {
         if !takes_many && is_many(product) {
@@ -185,8 +185,8 @@ pub(super) fn by_digits<'w>(
         taken.push(product);
     }
     measure(&mut all, columns, activations);
-    let mut inputs = SmallVec::<[MeasuredColumn<'_>; MOST_COLUMNS]>::new();
-    let mut outputs = SmallVec::<[(SharedOutput, usize); MOST_COLUMNS]>::new();
+    let mut inputs = SmallVec::<[MeasuredColumn<'_>; MAX_COLUMNS]>::new();
+    let mut outputs = SmallVec::<[(SharedOutput, usize); MAX_COLUMNS]>::new();
     let mut rest = all.as_slice();
     for product in taken {
         let (own, others) = rest.split_at(product.tokens);
@@ -204,15 +204,15 @@ pub(super) fn by_digits<'w>(
         return;
     }
     let digits = DigitColumns::new(instruction, columns, &inputs);
-    // blocks' scales are in the products
+    // scales of blocks are in the products already
     let (factors, factor) = match scales.values.as_slice() {
         _ if scales.blocks > 1 => (None, 1.0),
         [all] => (None, *all),
         of_rows => (Some(of_rows), 1.0),
     };
     let results = Results { columns: outputs, factors, factor, bias };
-    // SAFETY: `multiply_each` has checked that outputs hold the rows of their tokens, and that no two results share a place;
-    // each part is given other rows.
+    // SAFETY: `multiply_each` has checked that outputs hold the rows of their tokens and that results don't overlap;
+    // each part has different rows.
     let put = |block: ProductBlock<'_>| unsafe { results.put(block) };
     match stored {
         ByteRows::Plain(values) => {
@@ -221,7 +221,7 @@ pub(super) fn by_digits<'w>(
             for_each_part(rows, columns, |first, count| {
                 let rows = &values[first * columns..][..count * columns];
                 let sums = sums.get(first..first + count).unwrap_or_default();
-                all.multiply(rows, sums, |block| put(block.moved_by(first)));
+                all.multiply(rows, sums, |block| put(block.offset_by(first)));
             });
         }
         #[cfg(target_arch = "x86_64")]
@@ -229,7 +229,7 @@ pub(super) fn by_digits<'w>(
             let all = StoredProducts::new(&digits, stored);
             let looks_up_once = takes_many && all.looks_up_again();
             for_each_part(rows, columns, |first, count| {
-                let put = |block: ProductBlock<'_>| put(block.moved_by(first));
+                let put = |block: ProductBlock<'_>| put(block.offset_by(first));
                 if looks_up_once {
                     all.multiply_many(first, count, put);
                 } else {

@@ -1,6 +1,5 @@
 //! Tests each function and layer alone, on the golden's hidden states, so that errors neither propagate nor hide.
 
-use super::together::{ForcedRun, Sessions};
 use super::{CallPlan, Comparison, Whole, measured};
 use crate::measure::{self, LogitMeasures};
 use crate::trial::not_run;
@@ -47,15 +46,13 @@ impl Comparison<'_> {
     }
 
     /// Runs each function on the golden's hidden states with every call size; then compares its layers, and the head.
-    /// Returns whether each function of the layers was tried.
-    pub(super) fn forced(&self, plans: &[CallPlan], sessions: &mut Sessions, checks: &mut Vec<Check>) -> Result<bool> {
+    pub(super) fn forced(&self, plans: &[CallPlan], session: &mut TokenSession, checks: &mut Vec<Check>) -> Result<()> {
         let golden = self.golden;
         let model = &self.candidate.model;
-        let steps = sessions.own[0].route().layers.clone();
-        let mut tried = 0;
+        let steps = session.route().layers.clone();
         for (index, step) in steps.iter().enumerate() {
             // functions with inputs that goldens lack are judged by their output in the whole run
-            if !sessions.own[0].stands_alone(index) {
+            if !session.stands_alone(index) {
                 continue;
             }
             let (start, end) = (step.part.start as usize, step.part.end as usize);
@@ -63,10 +60,9 @@ impl Comparison<'_> {
             let inside = self.candidate.layers && (start..=end).all(|layer| golden.hidden.contains_key(&layer));
             let wanted = if inside { Hidden::BetweenLayers } else { Hidden::BetweenFunctions };
             let mut layers = Layers::new(step);
-            let found = sessions.run(self, plans, |plan, session| {
-                ForcedRun::begin(index, given, wanted, &plans[plan].chunking, session)
-            })?;
-            for (plan, found) in plans.iter().zip(found) {
+            for plan in plans {
+                let found =
+                    self.after_reset(session, |session| session.force_layers(index, given, wanted, &plan.chunking))?;
                 let subject = self.subject(&format!("layers {start}..{end} forced, {}", plan.name));
                 let found = match found {
                     Ok(found) => found,
@@ -82,11 +78,10 @@ impl Comparison<'_> {
                 }
             }
             checks.extend(self.layer_checks(&layers));
-            tried += 1;
         }
         let last = model.bundle().model.num_layers;
         if let Some(given) = golden.hidden.get(&last) {
-            self.attempt("head forced", &mut sessions.own[0], checks, |session, checks| {
+            self.attempt("head forced", session, checks, |session, checks| {
                 let logits = session.force_head(given)?;
                 let measures = LogitMeasures::of(&self.rows(&logits), &golden.logits, golden.vocab_size);
                 let subject = self.subject("head forced");
@@ -94,7 +89,7 @@ impl Comparison<'_> {
                 Ok(())
             })?;
         }
-        Ok(tried == steps.len())
+        Ok(())
     }
 
     fn function_check(&self, subject: String, claim: &str, measures: &LogitMeasures) -> Check {

@@ -83,26 +83,6 @@ fn the_reference_agrees_with_itself_in_every_way_of_calling() {
 }
 
 #[test]
-fn fewer_sessions_than_ways_of_calling_say_the_same() {
-    let form = FakeOptions { shares: true, ..FakeOptions::default() };
-    let (model, _) = fake::model(&form);
-    let one = model.start(TEXT.len() as u64).unwrap().state_bytes();
-    assert!(one > 0);
-    let thresholds = Thresholds::of(&Gates::default()).parity;
-    // without hidden states no function was tried before the whole
-    for golden in [golden(), Golden { hidden: Default::default(), ..golden() }] {
-        let report = |states: u64| {
-            let candidate = Candidate { name: "double".into(), model: model.clone(), layers: true };
-            format!("{:#?}", parity_within(states, &[candidate], &golden, &thresholds).unwrap())
-        };
-        let all = report(STATE_BYTES);
-        for sessions in 0..8 {
-            assert_eq!(report(sessions * one), all, "{sessions} sessions");
-        }
-    }
-}
-
-#[test]
 fn a_single_size_is_tried_with_filled_up_calls() {
     let tokens = vec![TokenCount::Fixed(4)];
     let form = FakeOptions { layer_tokens: tokens.clone(), head_tokens: tokens, ..FakeOptions::default() };

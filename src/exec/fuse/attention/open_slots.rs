@@ -1,4 +1,4 @@
-//! Which slots a mask opens.
+//! Slots that a mask opens.
 
 use std::ops::Range;
 
@@ -7,52 +7,52 @@ use smallvec::SmallVec;
 use anec_bundle::MASKED;
 use anec_kernels::dispatch::{Vectorize, vectorized};
 
-/// First and last slot are rounded outwards to multiples of this, so that sums are made of the same parts.
+/// Alignment to which the first and last slot are rounded outwards, so that sums have the same parts.
 const ALIGNMENT: usize = 16;
 
-/// Which slots a mask opens to each of its tokens: from the first to the last of them, among those of earlier calls and among those
-/// that this call appends.
+/// Range from the first to the last open slot of each token, among slots of earlier calls and those that this call
+/// appends.
 pub(super) struct OpenSlots {
     of_tokens: SmallVec<[[Range<usize>; 2]; 8]>,
-    /// Slots of each kind.
+    /// Number of slots of each kind.
     slots: [usize; 2],
 }
 
-/// A token's row of a mask, to be looked through for its first and its last open slot.
-struct OpenInRow<'a>(&'a [f32]);
+/// Search for the first and last open slot in a token's row of the mask.
+struct OpenSlotSearch<'a>(&'a [f32]);
 
-impl Vectorize for OpenInRow<'_> {
+impl Vectorize for OpenSlotSearch<'_> {
     type Output = Option<Range<usize>>;
 
     #[inline(always)]
     fn run(self) -> Option<Range<usize>> {
-        /// Slots that are looked at together.
-        const TOGETHER: usize = 64;
-        let OpenInRow(row) = self;
-        // a mask that is no number is one to be computed with
+        /// Slots that are checked at a time.
+        const BLOCK: usize = 64;
+        let OpenSlotSearch(row) = self;
+        // NaN counts as open: it has to be computed
         let is_open = |value: &f32| !(*value <= MASKED);
         let any = |part: &&[f32]| part.iter().fold(false, |any, value| any | is_open(value));
-        let closed_before = row.chunks(TOGETHER).take_while(|part| !any(part)).count() * TOGETHER;
+        let closed_before = row.chunks(BLOCK).take_while(|part| !any(part)).count() * BLOCK;
         let start = closed_before + row.get(closed_before..)?.iter().position(is_open)?;
-        let closed_after = row.rchunks(TOGETHER).take_while(|part| !any(part)).count() * TOGETHER;
+        let closed_after = row.rchunks(BLOCK).take_while(|part| !any(part)).count() * BLOCK;
         let end = row[..row.len() - closed_after].iter().rposition(is_open)? + 1;
         Some(start..end)
     }
 }
 
 impl OpenSlots {
-    /// Those of a mask with so many slots of each kind for each token; `None` if a token sees none.
+    /// Open slots of a mask with `slots` slots of each kind per token; `None` if a token sees none.
     pub fn of(mask: &[f32], slots: [usize; 2]) -> Option<Self> {
         let of_token = |row: &[f32]| {
             let (earlier, appended) = row.split_at(slots[0]);
-            let open = [earlier, appended].map(|part| vectorized(OpenInRow(part)));
+            let open = [earlier, appended].map(|part| vectorized(OpenSlotSearch(part)));
             open.iter().any(Option::is_some).then(|| open.map(|open| open.unwrap_or(0..0)))
         };
         let of_tokens = mask.chunks_exact(slots.iter().sum::<usize>().max(1)).map(of_token).collect::<Option<_>>()?;
         Some(OpenSlots { of_tokens, slots })
     }
 
-    /// From the first to the last slot of each kind that is open to one of some tokens, rounded outwards.
+    /// Range of each kind from the first to the last slot that is open to one of some tokens, rounded outwards.
     pub fn to(&self, tokens: Range<usize>) -> [Range<usize>; 2] {
         [0, 1].map(|kind| {
             let of_tokens =
@@ -78,7 +78,7 @@ mod tests {
             };
             open.iter().flat_map(of_token).collect()
         };
-        // a window of 70, and tokens at the ends of what is looked at together
+        // a window of 70, and slots at the ends of the blocks that are checked at a time
         let open = [0..1, 0..64, 0..65, 64..128, 130..200, 199..200];
         let found = OpenSlots::of(&mask(&open), [slots, 0]).unwrap();
         let earlier = |tokens| {
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn slots_of_earlier_calls_and_those_that_are_appended_are_opened_by_themselves() {
-        // the first token sees itself alone, the second 20 slots that were there and both of the call
+        // the first token sees itself alone; the second sees 20 earlier slots and both of the call
         let (earlier, appended) = (64, 2);
         let row = |seen: usize, own: usize| {
             let open = move |slot: usize| slot < seen || (earlier..earlier + own).contains(&slot);

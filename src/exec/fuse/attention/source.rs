@@ -1,4 +1,4 @@
-//! Keys and values, and where they are: rows of a tensor or a state, and of what this call appends to it.
+//! Sources of keys and values: rows of a tensor or a state, joined with those of the current call.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,41 +17,41 @@ use anec_kernels::layout::MatrixLayout;
 use anec_kernels::matrix::{product, product_of_few};
 
 /// Keys or values.
-pub(super) struct Source {
+pub(super) struct KeyValueSource {
     first: Part,
-    /// Those of this call, where they are joined to those of earlier ones.
+    /// Keys or values of this call, if they are joined with earlier ones.
     appended: Option<Part>,
 }
 
 /// Rows of a tensor.
 struct Part {
     base: Base,
-    /// All if there are none.
+    /// Range of rows; `None` for all.
     rows: Option<Range<usize>>,
 }
 
-/// Where a tensor is.
+/// Source of a tensor.
 enum Base {
     Value(Operand),
-    /// What the state holds when the group runs.
+    /// Content of a state at run time.
     State(Arc<str>),
 }
 
-impl Source {
-    /// What an operand is made of. The steps that make it are put among `copies`.
-    pub fn of(flow: &Flow<'_>, operand: &Operand, until: usize, copies: &mut Vec<usize>) -> Source {
+impl KeyValueSource {
+    /// KeyValueSource of an operand. The steps that make it are added to `copies`.
+    pub fn of(flow: &Flow<'_>, operand: &Operand, until: usize, copies: &mut Vec<usize>) -> KeyValueSource {
         let mut seen = Vec::new();
         let (base, rows) = rows_of(flow, operand, None, &mut seen);
         let Some((past, new, at)) = joined(flow, base) else {
-            return Source { first: Part::of(flow, operand, None, until, copies), appended: None };
+            return KeyValueSource { first: Part::of(flow, operand, None, until, copies), appended: None };
         };
         copies.extend(seen);
         copies.push(at);
         let first = Part::of(flow, past, rows.clone(), until, copies);
-        Source { first, appended: Some(Part { base: Base::Value(new.clone()), rows }) }
+        KeyValueSource { first, appended: Some(Part { base: Base::Value(new.clone()), rows }) }
     }
 
-    /// The tensors that it lies in.
+    /// Tensors that hold the source.
     pub fn buffers(&self, frame: &Frame<'_>) -> Option<Buffers> {
         let appended = match &self.appended {
             Some(part) => Some(part.buffer(frame)?),
@@ -60,7 +60,7 @@ impl Source {
         Some(Buffers { first: self.first.buffer(frame)?, appended })
     }
 
-    /// Its heads in these tensors.
+    /// Heads in these tensors.
     pub fn heads<'a>(&self, buffers: &'a Buffers) -> Option<Heads<'a>> {
         let first = PartHeads::of(&buffers.first, &self.first.rows)?;
         let appended = match self.appended.as_ref().zip(buffers.appended.as_ref()) {
@@ -72,13 +72,13 @@ impl Source {
     }
 }
 
-/// The tensors of a source.
+/// Tensors of a source.
 pub(super) struct Buffers {
     first: StateBuffer,
     appended: Option<StateBuffer>,
 }
 
-/// Rows of a tensor, seen through the slices that give an operand, of which some rows are taken. The slices are put among `seen`.
+/// Rows of a tensor behind the slices that give an operand, and the range of rows. The slices are added to `seen`.
 fn rows_of<'o>(
     flow: &'o Flow<'_>,
     operand: &'o Operand,
@@ -99,7 +99,7 @@ fn rows_of<'o>(
     (base, rows)
 }
 
-/// Two tensors that are joined to an operand, one behind the other's slots, and the step that joins them.
+/// Two tensors that are concatenated along their slots, and the step that joins them.
 fn joined<'o>(flow: &'o Flow<'_>, operand: &Operand) -> Option<(&'o Operand, &'o Operand, usize)> {
     let (at, concat) = flow.produced_by::<Concat>(operand)?;
     match &flow.steps[at].operands[concat.values.places.clone()] {
@@ -109,8 +109,8 @@ fn joined<'o>(flow: &'o Flow<'_>, operand: &Operand) -> Option<(&'o Operand, &'o
 }
 
 impl Part {
-    /// Some rows of what an operand is. A state that is read stays readable until `until` unless these rows of it are written
-    /// before; then the slices are left to be made.
+    /// Rows of an operand. A state stays readable until `until` unless these rows are written before; then the slices
+    /// remain steps.
     fn of(
         flow: &Flow<'_>,
         operand: &Operand,
@@ -145,14 +145,14 @@ impl Part {
     }
 }
 
-/// The heads of keys or values.
+/// Heads of keys or values.
 pub(super) struct Heads<'a> {
     first: PartHeads<'a>,
     appended: Option<PartHeads<'a>>,
 }
 
 impl<'a> Heads<'a> {
-    /// How many.
+    /// Number of heads.
     pub fn count(&self) -> usize {
         self.first.count
     }
@@ -167,7 +167,7 @@ impl<'a> Heads<'a> {
         [self.first.slots, self.appended.as_ref().map_or(0, |part| part.slots)]
     }
 
-    /// Some slots of a head, of both kinds.
+    /// Ranges of both kinds of slots of a head.
     pub fn part(&self, head: usize, [first, appended]: &[Range<usize>; 2]) -> Option<HeadSlots<'a>> {
         let behind = match &self.appended {
             Some(part) if !appended.is_empty() => Some(part.part(head, appended)?),
@@ -177,7 +177,7 @@ impl<'a> Heads<'a> {
     }
 }
 
-/// The heads of a tensor `[1, rows, slots, width]`.
+/// Heads of a tensor `[1, rows, slots, width]`.
 struct PartHeads<'a> {
     elements: Elements<'a>,
     count: usize,
@@ -199,18 +199,18 @@ impl<'a> PartHeads<'a> {
     }
 }
 
-/// Slots of a head, in one piece or in two.
+/// Slots of a head, in one or two pieces.
 pub(super) struct HeadSlots<'a> {
     first: Elements<'a>,
     behind: Option<Elements<'a>>,
 }
 
 impl<'a> HeadSlots<'a> {
-    /// The slots in one piece: those in two are copied to memory with room for `most` elements.
-    pub fn in_one(self, most: usize, pool: &mut Pool) -> Joined<'a> {
-        let Some(behind) = self.behind else { return Joined::InPlace(self.first) };
+    /// Slots in one piece; two pieces are copied to memory with capacity for `most` elements.
+    pub fn in_one(self, most: usize, pool: &mut Pool) -> ContiguousSlots<'a> {
+        let Some(behind) = self.behind else { return ContiguousSlots::InPlace(self.first) };
         let (split, count) = (self.first.len(), self.first.len() + behind.len());
-        Joined::Copied(pool.written_within(most, &[1, 1, 1, count], |out| {
+        ContiguousSlots::Copied(pool.written_within(most, &[1, 1, 1, count], |out| {
             let (first, rest) = out.split_at_mut(split);
             self.first.copy_to(first);
             behind.copy_to(rest);
@@ -218,24 +218,24 @@ impl<'a> HeadSlots<'a> {
     }
 }
 
-/// Slots in one piece.
-pub(super) enum Joined<'a> {
+/// Contiguous slots.
+pub(super) enum ContiguousSlots<'a> {
     InPlace(Elements<'a>),
     Copied(Arc<Tensor>),
 }
 
-impl Joined<'_> {
-    /// Their elements.
+impl ContiguousSlots<'_> {
+    /// Elements of the slots.
     pub fn elements(&self) -> Elements<'_> {
         match self {
-            Joined::InPlace(elements) => *elements,
-            Joined::Copied(tensor) => Elements::Single(tensor.floats().unwrap_or_default()),
+            ContiguousSlots::InPlace(elements) => *elements,
+            ContiguousSlots::Copied(tensor) => Elements::Single(tensor.floats().unwrap_or_default()),
         }
     }
 
-    /// Gives memory that was needed back.
+    /// Returns memory to the pool.
     pub fn recycle(self, pool: &mut Pool) {
-        if let Joined::Copied(tensor) = self {
+        if let ContiguousSlots::Copied(tensor) = self {
             pool.recycle(tensor);
         }
     }
@@ -263,7 +263,7 @@ impl<'a> Elements<'a> {
         })
     }
 
-    /// How many.
+    /// Number of elements.
     pub fn len(self) -> usize {
         match self {
             Elements::Single(values) => values.len(),
@@ -278,7 +278,7 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// `out = a self`; the rows of `out` have the bits that they have alone if it is a product of few.
+    /// `out = a self`; if it is a product of few rows, each row has the bits that it has alone.
     pub fn multiplied(
         self,
         sizes: (usize, usize, usize),

@@ -1,60 +1,60 @@
-//! Many columns, side by side: a lane of a vector holds four neighbours of one digit of a column, and all lanes are multiplied
-//! with the same four neighbours of a row, so that no sum goes across lanes. What takes a byte without a sign is the digit here,
-//! with 128 added; so 128 times the sum of the row's elements is taken away.
+//! Many columns in lanes: a lane of a vector holds four neighbours of one digit of a column, and all lanes are
+//! multiplied with the same four neighbours of a row, so that no sum crosses lanes. The unsigned operand is the digit,
+//! with 128 added; 128 times the sum of the row's elements is subtracted.
 
 use std::arch::x86_64::*;
 
 use smallvec::SmallVec;
 
 use super::super::{DigitColumns, ProductBlock};
-use super::{BLOCK, STEP};
+use super::{BLOCK, Instruction, STEP};
 use crate::aligned_buf::AlignedBuf;
-use crate::digits::{DIGITS, FEW_DIGITS, LEAST_DIGITS};
+use crate::digits::{DIGITS, FEW_DIGITS, MIN_DIGITS};
 use crate::layout::MatrixLayout;
 use crate::pool;
 
 /// Lanes of a vector.
 const LANES: usize = 16;
 /// Neighbours in a lane.
-const NEAR: usize = 4;
-/// Lanes of a group that are in use at least: with fewer, tiles of rows and columns are faster.
-const LEAST_LANES: usize = 14;
-/// Rows whose sums are in registers, each with its place in another.
+const NEIGHBOURS: usize = 4;
+/// Minimum used lanes of a group: with fewer, tiles of rows and columns are faster.
+const MIN_LANES: usize = 14;
+/// Rows whose sums are in registers.
 const ROWS: usize = 8;
-/// Most columns of a group.
-const MOST: usize = LANES / LEAST_DIGITS;
-/// Groups from which on threads are woken to pack them.
-const MANY: usize = 4;
+/// Maximum columns of a group.
+const MAX_COLUMNS: usize = LANES / MIN_DIGITS;
+/// Minimum groups for which threads are used to pack them.
+const MIN_PARALLEL_GROUPS: usize = 4;
 
-/// Columns with equally many digits that lie side by side.
+/// Columns of a group, all with the same number of digits.
 struct Group {
-    columns: SmallVec<[usize; MOST]>,
+    columns: SmallVec<[usize; MAX_COLUMNS]>,
     digits: usize,
 }
 
-/// The columns that can be multiplied so.
+/// Columns in lanes.
 pub(in super::super) struct ColumnLanes {
     groups: SmallVec<[Group; 4]>,
-    /// Of each group, and of each four neighbours, a vector: the lowest digits of its columns first.
+    /// For each group and each four neighbours, a vector: the lowest digits of its columns first.
     packed: AlignedBuf,
-    /// Those that are left, with [`LEAST_DIGITS`], [`FEW_DIGITS`] and [`DIGITS`].
+    /// Columns without lanes, with [`MIN_DIGITS`], [`FEW_DIGITS`] and [`DIGITS`].
     left: [SmallVec<[usize; 8]>; 3],
     /// Words of a group.
     of_group: usize,
-    /// Whether a row's products lie side by side, else a column's do.
+    /// Whether products are contiguous by row, else by column.
     by_row: bool,
 }
 
 impl ColumnLanes {
-    /// The columns, as far as enough of them have equally many digits and rows can be divided into fours.
+    /// Groups columns if enough of them have the same number of digits and rows consist of fours.
     pub fn new(of: &DigitColumns, by_row: bool) -> Self {
         let mut left = of.by_digits();
         let mut groups = SmallVec::new();
-        if of.depth.is_multiple_of(NEAR) {
-            for (columns, digits) in left.iter_mut().zip([LEAST_DIGITS, FEW_DIGITS, DIGITS]) {
+        if of.instruction == Instruction::Vpdpbusd && of.depth.is_multiple_of(NEIGHBOURS) {
+            for (columns, digits) in left.iter_mut().zip([MIN_DIGITS, FEW_DIGITS, DIGITS]) {
                 let mut rest = SmallVec::new();
                 for columns in columns.chunks(LANES / digits) {
-                    if columns.len() * digits < LEAST_LANES {
+                    if columns.len() * digits < MIN_LANES {
                         rest = columns.into();
                     } else {
                         groups.push(Group { columns: columns.into(), digits });
@@ -63,11 +63,11 @@ impl ColumnLanes {
                 *columns = rest;
             }
         }
-        let of_group = of.depth / NEAR * LANES;
+        let of_group = of.depth / NEIGHBOURS * LANES;
         let mut packed = AlignedBuf::new(groups.len() * of_group);
         let mut parts: SmallVec<[_; 4]> = packed.words().chunks_exact_mut(of_group.max(1)).zip(&groups).collect();
         let pack = |_: usize, (words, group): &mut (&mut [u32], &Group)| group.pack(of, words);
-        if parts.len() < MANY {
+        if parts.len() < MIN_PARALLEL_GROUPS {
             parts.iter_mut().for_each(|part| pack(0, part));
         } else {
             pool::for_each_mut(&mut parts, pack);
@@ -76,21 +76,26 @@ impl ColumnLanes {
         ColumnLanes { groups, packed, left, of_group, by_row }
     }
 
-    /// Whether there are none.
+    /// Returns whether products are wanted contiguous by row.
+    pub fn is_by_row(&self) -> bool {
+        self.by_row
+    }
+
+    /// Returns whether no columns are in lanes.
     pub fn is_empty(&self) -> bool {
         self.groups.is_empty()
     }
 
-    /// Those that are left, by their digits.
+    /// Columns without lanes, by number of digits.
     pub fn left(&self) -> &[SmallVec<[usize; 8]>; 3] {
         &self.left
     }
 
-    /// Gives the products of a block's rows, whose elements have these sums, with all groups.
+    /// Passes the products of a block's rows, whose elements have these sums, with all groups to `put`.
     ///
     /// # Safety
-    /// The processor has the instructions, there are no more than [`BLOCK`] rows, they are as long as the columns, and
-    /// `of` are the columns that these were made of.
+    /// The processor has the instructions, there are at most [`BLOCK`] rows, they are as long as the columns, and `of`
+    /// are the columns that the lanes were made of.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
     pub unsafe fn of_block(
         &self,
@@ -105,7 +110,7 @@ impl ColumnLanes {
             // SAFETY: as promised.
             unsafe {
                 match group.digits {
-                    LEAST_DIGITS => group.products::<LEAST_DIGITS>(of, block, lanes, put),
+                    MIN_DIGITS => group.products::<MIN_DIGITS>(of, block, lanes, put),
                     FEW_DIGITS => group.products::<FEW_DIGITS>(of, block, lanes, put),
                     _ => group.products::<DIGITS>(of, block, lanes, put),
                 }
@@ -115,7 +120,7 @@ impl ColumnLanes {
 }
 
 impl Group {
-    /// Writes a vector of lanes for each four neighbours. Lanes of no column are zeros.
+    /// Writes a vector of lanes for each four neighbours. Unused lanes are zeros.
     fn pack(&self, of: &DigitColumns, words: &mut [u32]) {
         /// Adds 128 to four digits.
         const MIDDLE: u32 = 0x8080_8080;
@@ -123,9 +128,9 @@ impl Group {
         if self.columns.len() * self.digits < LANES {
             words.fill(0);
         }
-        let columns: SmallVec<[&[[u32; STEP / NEAR]]; MOST]> =
+        let columns: SmallVec<[&[[u32; STEP / NEIGHBOURS]]; MAX_COLUMNS]> =
             self.columns.iter().map(|column| bytemuck::cast_slice(of.digits_of(*column))).collect();
-        for (step, out) in words.chunks_mut(STEP / NEAR * LANES).enumerate() {
+        for (step, out) in words.chunks_mut(STEP / NEIGHBOURS * LANES).enumerate() {
             for (c, column) in columns.iter().enumerate() {
                 for (digit, digits) in column[step * self.digits..][..self.digits].iter().enumerate() {
                     let lane = digit * width + c;
@@ -137,8 +142,8 @@ impl Group {
         }
     }
 
-    /// Gives the products of a block's rows with the columns, which have `D` digits. Asks for rows before they are needed if
-    /// they haven't been asked for.
+    /// Passes the products of a block's rows with the columns, which have `D` digits, to `put`. Prefetches rows if
+    /// `ask`.
     ///
     /// # Safety
     /// As [`ColumnLanes::of_block`]; the lanes are those of the columns.
@@ -152,15 +157,15 @@ impl Group {
         put: &mut impl FnMut(ProductBlock<'_>),
     ) {
         let (depth, count, first) = (of.depth, sums.len(), rows.as_ptr());
-        let mut units = [0.0; MOST];
+        let mut units = [0.0; MAX_COLUMNS];
         units.iter_mut().zip(&self.columns).for_each(|(unit, column)| *unit = of.columns[*column].unit.size);
-        let mut products = [0.0; BLOCK * MOST];
+        let mut products = [0.0; BLOCK * MAX_COLUMNS];
         let layout = match by_row {
-            true => MatrixLayout { row: MOST, column: 1 },
+            true => MatrixLayout { row: MAX_COLUMNS, column: 1 },
             false => MatrixLayout { row: 1, column: BLOCK },
         };
         for row in (0..count).step_by(ROWS) {
-            // the last row stands for those that are missing
+            // the last row stands for missing ones
             let rows = std::array::from_fn(|r| first.wrapping_add((row + r).min(count - 1) * depth));
             let next = ask.then(|| first.wrapping_add((row + ROWS) * depth));
             // SAFETY: as promised.
@@ -168,43 +173,43 @@ impl Group {
             let of_row = |r: usize| {
                 let taken = sums[(row + r).min(count - 1)].wrapping_mul(1 << 7);
                 let found = _mm512_cvtepi32_ps(_mm512_sub_epi32(found[r], _mm512_set1_epi32(taken)));
-                // SAFETY: an array of as many numbers.
+                // SAFETY: the array has eight numbers.
                 let units = unsafe { _mm256_loadu_ps(units.as_ptr()) };
                 _mm256_mul_ps(_mm512_castps512_ps256(joined::<D>(found)), units)
             };
             let found = std::array::from_fn(of_row);
             let (found, first, step) = match by_row {
-                true => (found, row * MOST, MOST),
+                true => (found, row * MAX_COLUMNS, MAX_COLUMNS),
                 false => (transposed(found), row, BLOCK),
             };
             for (i, found) in found.into_iter().enumerate() {
-                // SAFETY: eight numbers, and there is room for whole tiles of rows.
-                unsafe { _mm256_storeu_ps(products[first + i * step..][..MOST].as_mut_ptr(), found) };
+                // SAFETY: the slice has eight numbers, and there is room for whole tiles of rows.
+                unsafe { _mm256_storeu_ps(products[first + i * step..][..MAX_COLUMNS].as_mut_ptr(), found) };
             }
         }
         put(ProductBlock { row: 0, rows: count, columns: &self.columns, products: &products, layout });
     }
 }
 
-/// What sums by digits stand for, of each column in the lane of its lowest: as [`joined`](crate::digits::joined).
+/// Joins sums by digit, each column in the lane of its lowest digit, as [`joined`](crate::digits::joined).
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 fn joined<const D: usize>(sums: __m512) -> __m512 {
     let of_digit = |digit: usize| {
         let from: [i32; LANES] = std::array::from_fn(|lane| ((lane + digit * (LANES / D)) % LANES) as i32);
-        // SAFETY: an array of as many numbers.
+        // SAFETY: the array has as many numbers as the vector.
         _mm512_permutexvar_ps(unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }, sums)
     };
     let shift = _mm512_set1_ps(256.0);
     (0..D - 1).rev().fold(of_digit(D - 1), |upper, digit| _mm512_add_ps(_mm512_mul_ps(upper, shift), of_digit(digit)))
 }
 
-/// Rows as columns.
+/// Transposes eight vectors of eight numbers.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 fn transposed(rows: [__m256; 8]) -> [__m256; 8] {
     let [a, b, c, d, e, f, g, h] = rows;
-    // twos, fours and halves of two rows
+    // interleave pairs, fours, and halves of two rows
     let twos = |x, y| (_mm256_unpacklo_ps(x, y), _mm256_unpackhi_ps(x, y));
     let fours = |x, y| (_mm256_shuffle_ps::<0x44>(x, y), _mm256_shuffle_ps::<0xee>(x, y));
     let halves = |x, y| (_mm256_permute2f128_ps::<0x20>(x, y), _mm256_permute2f128_ps::<0x31>(x, y));
@@ -217,10 +222,11 @@ fn transposed(rows: [__m256; 8]) -> [__m256; 8] {
     [all[0].0, all[1].0, all[2].0, all[3].0, all[0].1, all[1].1, all[2].1, all[3].1]
 }
 
-/// The sums of rows with each lane. Asks for as many rows from `next` on.
+/// Sums of rows with each lane. Prefetches as many rows from `next` on.
 ///
 /// # Safety
-/// The processor has the instructions; rows have `depth` elements, which are fours, and there are as many vectors of lanes.
+/// The processor has the instructions; rows have `depth` elements, a multiple of four, with a vector of lanes for each
+/// four.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn of_rows(
@@ -246,7 +252,7 @@ unsafe fn of_rows(
                 *next = next.wrapping_add(STEP);
             }
         }
-        (from..depth.min(from + STEP)).step_by(NEAR).for_each(&mut add);
+        (from..depth.min(from + STEP)).step_by(NEIGHBOURS).for_each(&mut add);
     }
     sums
 }

@@ -1,4 +1,5 @@
-//! Rows of codes, whose numbers are looked up as bytes (`VPERMB`, AVX-512 VBMI), and rows whose blocks each have a scale.
+//! Rows of codes, whose numbers are looked up as bytes (`VPERMB`, AVX-512 VBMI), and rows of bytes in blocks with
+//! scales.
 
 use std::arch::x86_64::*;
 
@@ -7,28 +8,29 @@ use smallvec::SmallVec;
 use super::super::{DigitColumns, ProductBlock};
 use super::{BLOCK, MIDDLE, STEP, across};
 use crate::aligned_buf::AlignedBuf;
-use crate::digits::{Activations, DIGITS, FEW_DIGITS, LEAST_DIGITS};
-use crate::planes::PLANES;
+use crate::byte_planes::PLANES;
+use crate::digits::{Activations, DIGITS, FEW_DIGITS, MIN_DIGITS};
+use crate::dispatch::{InstructionSet, Set};
 use crate::simd::CACHE_LINE;
 use crate::weight::{Elements, StoredWeight};
 
 mod many;
 mod row;
 
-use row::{Bytes, CodeRows, Long, RowBytes, Short};
+use row::{Bytes, CodeRows, EightBitCodes, RowBytes, ShortCodes};
 
-/// Most elements of a row: sums of the products of a number's bytes with digits of as many fit 32 bits.
-const MOST_DEPTH: usize = i32::MAX as usize / (128 * (128 + (PLANES - 1) * 255));
-/// Most elements of a block that has a scale: the sums of a vector's elements, times 256, fit 32 bits.
-const MOST_BLOCK: usize = 512;
-/// How far ahead, in bytes, the scales of blocks are asked for: a processor doesn't find a second stream beside that of the codes
-/// by itself.
-const SCALES_AHEAD: usize = 2048;
-/// Columns that are multiplied at a time with what was looked up.
+/// Maximum elements of a row: sums of products of a number's bytes with digits fit into 32 bits.
+const MAX_DEPTH: usize = i32::MAX as usize / (128 * (128 + (PLANES - 1) * 255));
+/// Maximum elements of a block with a scale: the sum of a lane times 256 fits into 32 bits.
+const MAX_BLOCK: usize = 512;
+/// Prefetch distance of the scales of blocks, in bytes: processors don't detect a second stream beside that of the
+/// codes.
+const SCALES_PREFETCH_DISTANCE: usize = 2048;
+/// Columns that are multiplied with looked-up bytes at a time.
 const COLUMNS: usize = 4;
 
-/// A weight that can be multiplied by bytes though it isn't one of bytes with a scale for each row: made by
-/// [`StoredRows::new`] alone.
+/// Weight that can be multiplied as bytes, other than bytes with one scale per row. Only [`StoredRows::new`] constructs
+/// it.
 #[derive(Clone, Copy)]
 pub(crate) struct StoredRows<'a> {
     weight: &'a StoredWeight,
@@ -36,14 +38,14 @@ pub(crate) struct StoredRows<'a> {
     blocks: Option<Blocks>,
 }
 
-/// How elements are stored.
+/// Form of the elements.
 #[derive(Clone, Copy)]
 enum Form<'a> {
     Bytes(&'a [i8]),
     Codes(CodeRows<'a>),
 }
 
-/// Blocks that have a scale: how many elements, and which of the scales of a vector's elements belongs to each four.
+/// Blocks with scales: their number of elements, and the scale of each four elements of a vector.
 #[derive(Clone, Copy)]
 struct Blocks {
     size: usize,
@@ -51,16 +53,16 @@ struct Blocks {
 }
 
 impl Blocks {
-    /// `None` unless a vector's blocks are whole, or its elements of one block.
+    /// Returns `None` unless a vector consists of whole blocks, or lies within one block.
     fn new(size: usize) -> Option<Self> {
         let whole = if size < STEP { size.is_power_of_two() && size >= 4 } else { size.is_multiple_of(STEP) };
-        (whole && size <= MOST_BLOCK)
+        (whole && size <= MAX_BLOCK)
             .then(|| Blocks { size, of_lane: std::array::from_fn(|lane| (lane * 4 / size) as i32) })
     }
 }
 
 impl<'a> StoredRows<'a> {
-    /// `None` if the processor lacks an instruction, or the weight is of another form.
+    /// Returns `None` if the processor lacks an instruction, or the weight has another form.
     pub fn new(weight: &'a StoredWeight) -> Option<Self> {
         let (columns, count) = (weight.columns(), weight.scales().blocks);
         let form = match weight.elements() {
@@ -75,11 +77,11 @@ impl<'a> StoredRows<'a> {
             _ if columns.is_multiple_of(count) => Some(Blocks::new(columns / count)?),
             _ => return None,
         };
-        let has = is_x86_feature_detected!("avx512vbmi");
-        (has && columns <= MOST_DEPTH).then_some(StoredRows { weight, form, blocks })
+        let has = InstructionSet::has(Set::Avx512Vbmi);
+        (has && columns <= MAX_DEPTH).then_some(StoredRows { weight, form, blocks })
     }
 
-    /// How many rows there are, and how many elements each has.
+    /// Number of rows, and of elements in each.
     pub fn size(&self) -> (usize, usize) {
         (self.weight.rows(), self.weight.columns())
     }
@@ -93,26 +95,26 @@ impl<'a> StoredRows<'a> {
         }
     }
 
-    /// Whether this is the best that there is for any number of columns: not where most have three digits, or blocks have
-    /// scales, which take longer than f32 products.
+    /// Returns whether it is faster than f32 products for many columns. It isn't if most columns have three digits, or
+    /// if blocks have scales.
     pub fn takes_many(self, activations: Activations) -> bool {
         activations == Activations::I16 && self.blocks.is_none()
     }
 }
 
-/// What the sums of columns start with in a row whose blocks have scales: of every vector of elements and each digit, the
-/// sums of four digits, times what is taken from an element.
+/// Initial sums of columns for rows with scaled blocks: for each vector of elements and each digit, the offsets of four
+/// digits.
 struct LaneStarts {
     sums: AlignedBuf,
-    /// Where those of each column begin.
+    /// Offset of each column.
     places: SmallVec<[usize; 8]>,
 }
 
 impl LaneStarts {
-    /// Those of all columns.
+    /// Computes the initial sums of all columns.
     fn new(of: &DigitColumns) -> Self {
         /// # Safety
-        /// The processor has the instructions; so many vectors of digits are there, and there is room for their sums.
+        /// The processor has the instructions; there are `vectors` vectors of digits, and room for their sums.
         #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
         unsafe fn fill(digits: *const i8, vectors: usize, sums: *mut i32) {
             for i in 0..vectors {
@@ -126,13 +128,13 @@ impl LaneStarts {
             }
         }
         let of_digit = of.depth.div_ceil(STEP) * STEP / 4;
-        let count = of.columns.iter().map(|column| super::stored(column.unit)).sum::<usize>();
+        let count = of.columns.iter().map(|column| column.unit.digits).sum::<usize>();
         let mut sums = AlignedBuf::new(count * of_digit);
         let mut left: &mut [u32] = sums.words();
         let mut places = SmallVec::new();
         let mut place = 0;
         for (c, column) in of.columns.iter().enumerate() {
-            let (own, others) = std::mem::take(&mut left).split_at_mut(super::stored(column.unit) * of_digit);
+            let (own, others) = std::mem::take(&mut left).split_at_mut(column.unit.digits * of_digit);
             // SAFETY: columns are made where the processor has the instructions; so many vectors of digits are there.
             unsafe { fill(of.of(c), own.len() * 4 / STEP, own.as_mut_ptr().cast()) };
             places.push(place);
@@ -146,11 +148,11 @@ impl LaneStarts {
     }
 }
 
-/// The products of a weight's rows with columns, but for a scale that a whole row has.
+/// Products of a weight's rows with columns, without the scale of a whole row.
 pub(crate) struct StoredProducts<'a> {
     columns: &'a DigitColumns,
     rows: StoredRows<'a>,
-    /// Where the rows' blocks have scales.
+    /// Initial sums, if the rows' blocks have scales.
     starts: Option<LaneStarts>,
 }
 
@@ -162,13 +164,13 @@ impl<'a> StoredProducts<'a> {
         StoredProducts { columns, rows, starts: rows.blocks.map(|_| LaneStarts::new(columns)) }
     }
 
-    /// Whether [`multiply`](Self::multiply) looks elements up more than once, for there are more columns than it takes at a
-    /// time.
+    /// Returns whether [`multiply`](Self::multiply) looks elements up more than once, because there are too many
+    /// columns.
     pub fn looks_up_again(&self) -> bool {
         self.columns.columns.len() > COLUMNS
     }
 
-    /// Gives those of `count` rows from `first` on to `put`, some at a time, rows counted from `first`.
+    /// Passes the products of `count` rows from `first` on to `put`, in pieces, with rows counted from `first`.
     ///
     /// # Panics
     /// If there are fewer rows.
@@ -178,10 +180,10 @@ impl<'a> StoredProducts<'a> {
         let mut products: SmallVec<[[f32; BLOCK]; 8]> = SmallVec::from_elem([0.0; BLOCK], self.columns.columns.len());
         for from in (0..count).step_by(BLOCK) {
             let here = BLOCK.min(count - from);
-            // SAFETY: columns and rows are made where the processor has the instructions; they are equally long, and the
-            // rows are there.
+            // SAFETY: columns and rows exist only where the processor has the instructions; they are equally long, and
+            // the rows are there.
             unsafe {
-                self.in_groups::<LEAST_DIGITS>((first + from, here), &least, &mut products);
+                self.in_groups::<MIN_DIGITS>((first + from, here), &least, &mut products);
                 self.in_groups::<FEW_DIGITS>((first + from, here), &few, &mut products);
                 self.in_groups::<DIGITS>((first + from, here), &others, &mut products);
             }
@@ -192,10 +194,10 @@ impl<'a> StoredProducts<'a> {
     }
 }
 
-/// The products of rows, from a first one on, no more than [`BLOCK`]. The functions are safe where the processor has the
-/// instructions, rows are as long as columns, and the rows are there.
+/// Products of up to [`BLOCK`] rows. Safety of all functions: the processor has the instructions, rows are as long as
+/// columns, and the rows exist.
 impl StoredProducts<'_> {
-    /// With some columns of `D` digits.
+    /// Products with columns of `D` digits.
     unsafe fn in_groups<const D: usize>(
         &self,
         rows: (usize, usize),
@@ -218,7 +220,7 @@ impl StoredProducts<'_> {
         }
     }
 
-    /// With `C` columns of `D` digits.
+    /// Products with `C` columns of `D` digits.
     unsafe fn with<const C: usize, const D: usize>(
         &self,
         rows: (usize, usize),
@@ -230,17 +232,17 @@ impl StoredProducts<'_> {
             match &self.rows.form {
                 Form::Bytes(values) => self.each::<Bytes, 1, C, D>(values, rows, columns, products),
                 Form::Codes(codes) if codes.bits() == 8 => {
-                    self.each::<Long, PLANES, C, D>(codes, rows, columns, products);
+                    self.each::<EightBitCodes, PLANES, C, D>(codes, rows, columns, products);
                 }
                 Form::Codes(codes) if codes.planes() == 1 => {
-                    self.each::<Short<1>, 1, C, D>(codes, rows, columns, products);
+                    self.each::<ShortCodes<1>, 1, C, D>(codes, rows, columns, products);
                 }
-                Form::Codes(codes) => self.each::<Short<PLANES>, PLANES, C, D>(codes, rows, columns, products),
+                Form::Codes(codes) => self.each::<ShortCodes<PLANES>, PLANES, C, D>(codes, rows, columns, products),
             }
         }
     }
 
-    /// Of rows whose elements have `P` bytes.
+    /// Products of rows whose elements have `P` bytes.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
     unsafe fn each<R: RowBytes<P>, const P: usize, const C: usize, const D: usize>(
         &self,
@@ -257,7 +259,7 @@ impl StoredProducts<'_> {
                 let inputs = (digits, columns.map(|column| starts.of(column)));
                 let mut i = 0;
                 while i < count {
-                    // starts and digits of a lone column are loaded for two rows
+                    // a single column's initial sums and digits are loaded once for two rows
                     if C == 1 && i + 2 <= count {
                         self.blocks_of_rows::<R, P, C, D, 2>(of, (first, i), (columns, inputs), blocks, products);
                         i += 2;
@@ -278,7 +280,7 @@ impl StoredProducts<'_> {
         }
     }
 
-    /// Of `N` rows from `first + i` on, whose blocks have scales.
+    /// Products of `N` rows from `first + i` on, with scaled blocks.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
     unsafe fn blocks_of_rows<R: RowBytes<P>, const P: usize, const C: usize, const D: usize, const N: usize>(
@@ -294,7 +296,7 @@ impl StoredProducts<'_> {
         let bytes: [_; N] = std::array::from_fn(|n| unsafe { R::of_row(of, all.depth, first + i + n) });
         let scales = std::array::from_fn(|n| rows.weight.scales().of_row(first + i + n));
         for line in scales.iter().flat_map(|scales| scales.chunks(CACHE_LINE / size_of::<f32>())) {
-            _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_byte_add(SCALES_AHEAD).cast());
+            _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_byte_add(SCALES_PREFETCH_DISTANCE).cast());
         }
         // SAFETY: as promised.
         let sums = unsafe { in_blocks::<R, P, C, D, N>(&bytes, inputs, all.depth, (blocks, scales)) };
@@ -306,13 +308,13 @@ impl StoredProducts<'_> {
     }
 }
 
-/// Where the digits of columns are, and what their sums start with.
+/// Digits of columns, and their initial sums.
 type DigitsAndStarts<const C: usize> = ([*const i8; C], [*const i32; C]);
 
-/// The sums by digits of a whole row.
+/// Sums by digit of a whole row.
 ///
 /// # Safety
-/// The processor has the instructions; the elements and digits are there.
+/// The processor has the instructions; the elements and digits exist.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
 unsafe fn whole<R: RowBytes<P>, const P: usize, const C: usize, const D: usize>(
@@ -320,7 +322,7 @@ unsafe fn whole<R: RowBytes<P>, const P: usize, const C: usize, const D: usize>(
     columns: [*const i8; C],
     depth: usize,
 ) -> [[i32; DIGITS]; C] {
-    // two sets of sums for a lone column, so that no product waits for the one before it
+    // two sets of sums for a single column, so that products don't wait for each other
     let mut sums = [[[_mm512_setzero_si512(); D]; C]; 2];
     let steps = depth.div_ceil(STEP);
     // SAFETY: as promised.
@@ -337,7 +339,7 @@ unsafe fn whole<R: RowBytes<P>, const P: usize, const C: usize, const D: usize>(
     std::array::from_fn(|c| across::<D>(std::array::from_fn(|d| _mm512_add_epi32(one[c][d], other[c][d]))))
 }
 
-/// The sums of rows whose blocks have scales, in the units of columns.
+/// Sums of rows with scaled blocks, in the units of columns.
 ///
 /// # Safety
 /// As [`whole`]; there are scales for all blocks.
@@ -374,7 +376,7 @@ unsafe fn in_blocks<R: RowBytes<P>, const P: usize, const C: usize, const D: usi
                     add_products(sums, row.step(step), columns, step);
                 }
             }
-            // a vector that isn't whole has fewer
+            // a partial vector has fewer
             let here = scales_here.min(scales[0].len() - i * scales_here);
             for ((all, sums), scales) in all.iter_mut().zip(sums).zip(scales) {
                 let scales = scales[i * scales_here..][..here].as_ptr();
@@ -389,25 +391,25 @@ unsafe fn in_blocks<R: RowBytes<P>, const P: usize, const C: usize, const D: usi
     all.map(|all| all.map(|all| _mm512_reduce_add_ps(all)))
 }
 
-/// Sums whose digits are these, lane by lane.
+/// Joins sums by digit, lane by lane.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
 fn joined<const D: usize>(sums: [__m512i; D]) -> __m512 {
     let pair = |high: __m512i, low: __m512i| _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high), low));
     let upper = pair(sums[D - 1], sums[D - 2]);
     match D {
-        LEAST_DIGITS => upper,
+        MIN_DIGITS => upper,
         FEW_DIGITS => _mm512_fmadd_ps(upper, _mm512_set1_ps(256.0), _mm512_cvtepi32_ps(sums[0])),
         _ => _mm512_fmadd_ps(upper, _mm512_set1_ps(65536.0), pair(sums[1], sums[0])),
     }
 }
 
-/// Adds the products of elements of a row and of columns. A number's highest byte is multiplied with all digits, the next
-/// with all but the lowest, and so on: what is left out is less than a 2^22th of the largest product, or a 2^14th with two
-/// digits.
+/// Adds the products of elements of a row and of columns. The highest byte of a number is multiplied with all digits,
+/// the next one with all but the lowest, and so on: the omitted rest is less than a 2^22th of the largest product, or a
+/// 2^14th with two digits.
 ///
 /// # Safety
-/// There are as many digits.
+/// The digits exist.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
 unsafe fn add_products<const P: usize, const C: usize, const D: usize>(
@@ -437,11 +439,11 @@ mod tests {
     use super::*;
     use crate::codes::{CodeTables, PackedCodes};
     use crate::columns::StridedColumn;
-    use crate::digits::tests::most_off;
+    use crate::digits::tests::max_error;
     use crate::dot::tests::noise;
     use crate::weight::Scales;
 
-    /// A weight of codes (of eight bits at most) or of bytes (0), with tables for two rows each, in blocks.
+    /// Weight of codes (up to eight bits) or of bytes (0), with tables for two rows each, in blocks.
     fn weight(bits: usize, integers: bool, (rows, blocks, block): (usize, usize, usize), seed: u32) -> StoredWeight {
         let columns = blocks * block;
         let scales = if blocks == 1 { vec![1.0] } else { noise(rows * blocks, seed ^ 5) };
@@ -462,7 +464,7 @@ mod tests {
     /// Products `[columns, rows]`.
     fn products(weight: &StoredWeight, columns: &[Vec<f32>], activations: Activations) -> Option<Vec<Vec<f32>>> {
         let is_whole = weight.scales().blocks == 1;
-        let (instruction, rows) = (Instruction::available().last()?, StoredRows::new(weight)?);
+        let (instruction, rows) = (Instruction::Vpdpbusd, StoredRows::new(weight)?);
         let column = |x| StridedColumn { values: x, step: 1 };
         let measured = columns.iter().map(|x| column(x).measured(x.len(), activations).expect("finite"));
         let measured: Vec<_> = measured.collect();
@@ -494,29 +496,29 @@ mod tests {
         ) {
             let activations = if short { Activations::I16 } else { Activations::F32 };
             prop_assume!(bits > 0 || blocks > 1);
-            if !is_x86_feature_detected!("avx512vbmi") || Instruction::available().next().is_none() {
+            if !InstructionSet::has(Set::Avx512Vbmi) {
                 anec_base::skipped("this processor doesn't look bytes up");
                 return Ok(());
             }
             let weight = weight(bits, integers, (rows, blocks, block), seed);
             let columns: Vec<Vec<f32>> = (0..count as u32).map(|c| {
                 let mut x = noise(blocks * block, !seed ^ c);
-                // these need four digits
+                // columns that need four digits
                 x.iter_mut().step_by(37).take(c as usize % 2 * 100).for_each(|v| *v *= 3000.0);
                 x
             }).collect();
             let found = products(&weight, &columns, activations).expect("it has the form");
             let mut row_values = vec![0.0; blocks * block];
             for (x, found) in columns.iter().zip(&found) {
-                let off = most_off(activations, &x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
-                // and products of low bytes and low digits are left out
+                let off = max_error(activations, &x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
+                // products of low bytes and low digits are omitted
                 let off = if short { 4.0 * off } else { off };
                 for (row, found) in found.iter().enumerate() {
                     weight.expand_row(row, &mut row_values);
                     let terms = || row_values.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x));
                     let exact: f64 = terms().sum();
                     let largest = row_values.iter().fold(0.0f64, |most, w| f64::from(w.abs()).max(most));
-                    // what elements and numbers are off by, and the rounding of sums
+                    // errors of elements and numbers, and the rounding of sums
                     let limit = off * largest * x.len() as f64 + terms().map(f64::abs).sum::<f64>() * 4e-6;
                     prop_assert!((f64::from(*found) - exact).abs() <= limit, "{found} {exact} {limit}");
                 }
@@ -530,10 +532,10 @@ mod tests {
 
     #[test]
     fn the_longest_row_does_not_overflow() {
-        let depth = MOST_DEPTH / 8 * 8;
+        let depth = MAX_DEPTH / 8 * 8;
         let codes = |depth: usize| Arc::new(Elements::Codes(PackedCodes::new(8, vec![1; depth].into())));
         let of = |depth: usize| {
-            // largest in all of its bytes
+            // all bytes at their largest
             let tables = CodeTables::new(8, 2, &[0.5, -1.999_999_9], 1);
             let scales = Scales { values: vec![1.0], blocks: 1 };
             StoredWeight::coded(vec![1, depth], codes(depth), tables, scales)
@@ -545,6 +547,6 @@ mod tests {
             let exact = -1.999_999_9 * f64::from(x[0]) * depth as f64;
             assert!((f64::from(found[0][0]) / exact - 1.0).abs() < 1e-6, "{} {exact}", found[0][0]);
         }
-        assert!(StoredRows::new(&of(MOST_DEPTH + 8)).is_none());
+        assert!(StoredRows::new(&of(MAX_DEPTH + 8)).is_none());
     }
 }

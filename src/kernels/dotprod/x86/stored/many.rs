@@ -1,75 +1,69 @@
-//! Many columns: the bytes of a few rows' elements are looked up once, and multiplied with all columns.
+//! Many columns: the bytes of a few rows' elements are looked up once and multiplied with all columns.
 
 use std::arch::x86_64::*;
 
 use super::row::RowBytes;
 use super::{
-    Bytes, DIGITS, FEW_DIGITS, Form, LEAST_DIGITS, Long, MIDDLE, PLANES, ProductBlock, STEP, Short, StoredProducts,
+    Bytes, DIGITS, EightBitCodes, FEW_DIGITS, Form, MIN_DIGITS, PLANES, ProductBlock, STEP, ShortCodes, StoredProducts,
 };
 use super::{StoredRows, across, add_products};
 use crate::aligned_buf::AlignedBuf;
-use crate::digits::most_digits;
+use crate::digits::max_digits;
 
 /// Rows whose elements are looked up at a time.
-const TOGETHER: usize = 12;
-/// Rows of a tile with columns of [`LEAST_DIGITS`], whose sums and bytes fill the registers. Columns of more digits are few.
+const ROWS_AT_A_TIME: usize = 12;
+/// Rows of a tile with columns of [`MIN_DIGITS`]: sums and bytes fill the registers. Columns with more digits are
+/// rare.
 const ROWS: usize = 4;
-/// Rows of a tile with others.
+/// Rows of a tile with other columns.
 const FEW_ROWS: usize = 2;
 /// Columns of a tile.
 const COLUMNS: usize = 2;
 
-/// The bytes of rows that were looked up: of each vector of a row's elements, a vector for each byte.
+/// Looked-up bytes of rows: for each vector of a row's elements, one vector per byte.
 struct LookedUp {
     bytes: AlignedBuf,
-    /// What an integer of the highest bytes of each row counts.
-    units: [f32; TOGETHER],
+    /// Value of one integer of each row's highest bytes.
+    units: [f32; ROWS_AT_A_TIME],
     rows: usize,
 }
 
 impl StoredRows<'_> {
-    /// Gives the highest bytes of a row's elements, so many `planes` of them, 64 elements at a time and the highest, which has
-    /// a sign, first: `put(step, plane, bytes)`. What follows the row's last element may be anything. Gives what an integer of
-    /// the highest bytes counts.
+    /// Calls `put(step, plane, bytes)` with the `planes` highest bytes of a row's elements, 64 elements at a time, the
+    /// highest byte first with 128 added. Bytes behind the row's last element are unspecified. Returns the value of one
+    /// integer of the highest bytes.
     ///
     /// # Panics
     /// If there is no such row.
-    pub fn look_up_row(&self, row: usize, planes: usize, mut put: impl FnMut(usize, usize, [i8; STEP])) -> f32 {
-        self.raised_row(row, planes, |step, plane, bytes| {
-            put(step, plane, if plane == 0 { bytes.map(|byte| byte ^ MIDDLE) } else { bytes });
-        })
-    }
-
-    /// As [`look_up_row`](Self::look_up_row), but the highest byte is 128 more than it stands for.
     fn raised_row(&self, row: usize, planes: usize, mut put: impl FnMut(usize, usize, [i8; STEP])) -> f32 {
         let (rows, depth) = self.size();
         assert!(row < rows);
         let place = (row, depth);
-        // SAFETY: these rows are made where the processor has the instructions, and the row is there.
+        // SAFETY: rows exist only where the processor has the instructions, and the row was checked.
         unsafe {
             match &self.form {
                 Form::Bytes(values) => raised_row::<Bytes, 1, 1>(values, place, &mut put),
                 Form::Codes(codes) if codes.bits() == 8 => match planes {
-                    1 => raised_row::<Long, PLANES, 1>(codes, place, &mut put),
-                    2 => raised_row::<Long, PLANES, 2>(codes, place, &mut put),
-                    _ => raised_row::<Long, PLANES, PLANES>(codes, place, &mut put),
+                    1 => raised_row::<EightBitCodes, PLANES, 1>(codes, place, &mut put),
+                    2 => raised_row::<EightBitCodes, PLANES, 2>(codes, place, &mut put),
+                    _ => raised_row::<EightBitCodes, PLANES, PLANES>(codes, place, &mut put),
                 },
-                Form::Codes(codes) if codes.planes() == 1 => raised_row::<Short<1>, 1, 1>(codes, place, &mut put),
+                Form::Codes(codes) if codes.planes() == 1 => raised_row::<ShortCodes<1>, 1, 1>(codes, place, &mut put),
                 Form::Codes(codes) => match planes {
-                    1 => raised_row::<Short<PLANES>, PLANES, 1>(codes, place, &mut put),
-                    2 => raised_row::<Short<PLANES>, PLANES, 2>(codes, place, &mut put),
-                    _ => raised_row::<Short<PLANES>, PLANES, PLANES>(codes, place, &mut put),
+                    1 => raised_row::<ShortCodes<PLANES>, PLANES, 1>(codes, place, &mut put),
+                    2 => raised_row::<ShortCodes<PLANES>, PLANES, 2>(codes, place, &mut put),
+                    _ => raised_row::<ShortCodes<PLANES>, PLANES, PLANES>(codes, place, &mut put),
                 },
             }
         }
     }
 }
 
-/// The `N` highest bytes of a row's elements, and what an integer of the highest counts. Those that aren't given aren't looked
-/// up.
+/// Passes the `N` highest bytes of a row's elements to `put`; lower ones aren't looked up. Returns the value of one
+/// integer of the highest bytes.
 ///
 /// # Safety
-/// The processor has the instructions, and the row is there.
+/// The processor has the instructions, and the row exists.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
 unsafe fn raised_row<R: RowBytes<P>, const P: usize, const N: usize>(
     of: &R::Of<'_>,
@@ -91,17 +85,17 @@ unsafe fn raised_row<R: RowBytes<P>, const P: usize, const N: usize>(
 }
 
 impl StoredProducts<'_> {
-    /// As [`multiply`](StoredProducts::multiply), for rows without blocks.
+    /// Does the work of [`multiply`](StoredProducts::multiply) for rows without blocks.
     ///
     /// # Panics
     /// As there, and if blocks have scales.
     pub fn multiply_many(&self, first: usize, count: usize, mut put: impl FnMut(ProductBlock<'_>)) {
         assert!(first <= self.rows.weight.rows() && count <= self.rows.weight.rows() - first && self.starts.is_none());
-        // SAFETY: columns and rows are made where the processor has the instructions; they are equally long, and elements
-        // have as many bytes.
+        // SAFETY: columns and rows exist only where the processor has the instructions; they are equally long, and
+        // elements have as many bytes.
         unsafe {
-            // lower bytes are multiplied with the higher digits alone
-            match self.rows.planes().min(most_digits(self.columns.columns.iter().map(|column| &column.unit))) {
+            // lower bytes are multiplied with higher digits only
+            match self.rows.planes().min(max_digits(self.columns.columns.iter().map(|column| &column.unit))) {
                 1 => self.many::<1>((first, count), &mut put),
                 2 => self.many::<2>((first, count), &mut put),
                 _ => self.many::<PLANES>((first, count), &mut put),
@@ -109,7 +103,7 @@ impl StoredProducts<'_> {
         }
     }
 
-    /// With the `P` highest bytes of rows' elements.
+    /// Products with the `P` highest bytes of rows' elements.
     ///
     /// # Safety
     /// The processor has the instructions, rows are as long as columns, and elements have as many bytes.
@@ -117,27 +111,27 @@ impl StoredProducts<'_> {
     unsafe fn many<const P: usize>(&self, (first, count): (usize, usize), put: &mut impl FnMut(ProductBlock<'_>)) {
         let steps = self.columns.depth.div_ceil(STEP);
         let [least, few, others] = self.columns.by_digits();
-        let bytes = AlignedBuf::new(TOGETHER * steps * P * STEP / size_of::<f32>());
-        let mut near = LookedUp { bytes, units: [0.0; TOGETHER], rows: 0 };
-        for from in (0..count).step_by(TOGETHER) {
-            near.rows = TOGETHER.min(count - from);
+        let bytes = AlignedBuf::new(ROWS_AT_A_TIME * steps * P * STEP / size_of::<f32>());
+        let mut near = LookedUp { bytes, units: [0.0; ROWS_AT_A_TIME], rows: 0 };
+        for from in (0..count).step_by(ROWS_AT_A_TIME) {
+            near.rows = ROWS_AT_A_TIME.min(count - from);
             let vectors = bytemuck::cast_slice_mut::<u32, i8>(near.bytes.words()).as_chunks_mut().0;
             for (i, unit) in near.units.iter_mut().enumerate().take(near.rows) {
                 *unit = self.rows.raised_row(first + from + i, P, |step, plane, bytes| {
                     vectors[(i * steps + step) * P + plane] = bytes;
                 });
             }
-            let mut put = |block: ProductBlock<'_>| put(block.moved_by(from));
+            let mut put = |block: ProductBlock<'_>| put(block.offset_by(from));
             // SAFETY: as promised.
             unsafe {
-                self.in_tiles::<ROWS, P, LEAST_DIGITS>(&near, &least, &mut put);
+                self.in_tiles::<ROWS, P, MIN_DIGITS>(&near, &least, &mut put);
                 self.in_tiles::<FEW_ROWS, P, FEW_DIGITS>(&near, &few, &mut put);
                 self.in_tiles::<FEW_ROWS, P, DIGITS>(&near, &others, &mut put);
             }
         }
     }
 
-    /// The products of rows that were looked up with columns of `D` digits.
+    /// Products of looked-up rows with columns of `D` digits.
     ///
     /// # Safety
     /// As [`many`](Self::many).
@@ -152,9 +146,9 @@ impl StoredProducts<'_> {
         let (all, of_row) = (self.columns, self.columns.depth.div_ceil(STEP) * P * STEP);
         let place: *const i8 = near.bytes.pointer().cast();
         for columns in columns.chunks(COLUMNS) {
-            // the last column stands for one that is missing
+            // the last column stands for a missing one
             let pair: [usize; COLUMNS] = std::array::from_fn(|c| columns[c.min(columns.len() - 1)]);
-            let mut products = [[0.0; TOGETHER]; COLUMNS];
+            let mut products = [[0.0; ROWS_AT_A_TIME]; COLUMNS];
             for row in (0..near.rows).step_by(R) {
                 // SAFETY: as promised; there is room for whole tiles, and what isn't a row's is left.
                 let sums = unsafe {
@@ -174,10 +168,10 @@ impl StoredProducts<'_> {
     }
 }
 
-/// The sums by digits of rows that were looked up.
+/// Sums by digit of looked-up rows.
 ///
 /// # Safety
-/// The processor has the instructions; the bytes and digits are there.
+/// The processor has the instructions; the bytes and digits exist.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
 unsafe fn of_tile<const R: usize, const P: usize, const D: usize>(

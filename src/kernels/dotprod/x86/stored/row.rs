@@ -1,31 +1,31 @@
-//! Where the bytes of a row's elements come from: memory, or tables in registers.
+//! Sources of a row's bytes: memory, or tables in registers.
 
 use std::arch::x86_64::*;
 
 use super::super::{STEP, raised, raised_part};
+use crate::byte_planes::{BytePlanes, PLANES};
 use crate::codes::{CodeTables, PackedCodes};
-use crate::dot::AHEAD;
-use crate::planes::{BytePlanes, PLANES};
+use crate::dot::PREFETCH_DISTANCE;
 
-/// Elements of a row as `P` bytes each, the highest first, which is 128 more than it stands for.
+/// Elements of a row as `P` bytes each, the highest first, with 128 added to it.
 pub(super) trait RowBytes<const P: usize>: Sized {
     /// Rows.
     type Of<'a>: ?Sized;
 
-    /// One of rows of `depth` elements, and what an integer of the highest bytes counts.
+    /// Row of `depth` elements, and the value of one integer of the highest bytes.
     ///
     /// # Safety
-    /// The processor has the instructions, and the row is there.
+    /// The processor has the instructions, and the row exists.
     unsafe fn of_row(of: &Self::Of<'_>, depth: usize, row: usize) -> (Self, f32);
 
-    /// The elements of a vector; what follows the row's last may be anything.
+    /// Bytes of a vector of elements; elements behind the end of the row are unspecified.
     ///
     /// # Safety
-    /// The processor has the instructions, and the row so many vectors.
+    /// The processor has the instructions, and the vector begins within the row.
     unsafe fn step(&self, step: usize) -> [__m512i; P];
 }
 
-/// Signed bytes.
+/// Row of signed bytes.
 pub(super) struct Bytes {
     row: *const i8,
     depth: usize,
@@ -62,7 +62,7 @@ pub(super) struct CodeRows<'a> {
 }
 
 impl<'a> CodeRows<'a> {
-    /// `None` if the tables' numbers can't be written as bytes.
+    /// Returns `None` if the tables' numbers can't be written as bytes.
     pub fn new(codes: &'a PackedCodes, tables: &'a CodeTables) -> Option<Self> {
         let layout = CodeLayout::of(codes.bits());
         Some(CodeRows { bytes: codes.bytes(), tables, planes: tables.planes()?, layout })
@@ -78,7 +78,7 @@ impl<'a> CodeRows<'a> {
         self.planes.count()
     }
 
-    /// The bytes of a row's table, 64 at a time, and what an integer of the highest counts.
+    /// Bytes of a row's table, 64 at a time, and the value of one integer of the highest bytes.
     #[inline]
     fn table_of(&self, row: usize) -> (&'a [[u8; STEP]], f32) {
         let (planes, unit) = self.planes.of_table(self.tables.of(row));
@@ -86,13 +86,13 @@ impl<'a> CodeRows<'a> {
     }
 }
 
-/// How codes are packed.
+/// Layout of packed codes.
 #[derive(Clone, Copy)]
 struct CodeLayout {
     bits: usize,
-    /// Which bytes of a vector's codes hold eight of them.
+    /// Indices of the bytes that hold each eight codes of a vector.
     spread: [u8; STEP],
-    /// Where each of the eight begins there.
+    /// Bit position of each of the eight codes in these bytes.
     shifts: [u8; STEP],
 }
 
@@ -108,7 +108,7 @@ impl CodeLayout {
         layout
     }
 
-    /// That of codes of so many bits, eight at most.
+    /// Layout of codes with up to eight bits.
     fn of(bits: usize) -> &'static CodeLayout {
         const fn all() -> [CodeLayout; 9] {
             let mut all = [CodeLayout::new(0); 9];
@@ -124,7 +124,7 @@ impl CodeLayout {
     }
 }
 
-/// A vector of bytes.
+/// Loads a vector of bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
 fn loaded(bytes: &[u8; STEP]) -> __m512i {
@@ -132,7 +132,7 @@ fn loaded(bytes: &[u8; STEP]) -> __m512i {
     unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
 }
 
-/// Where a row's codes are, and how many bytes those of a vector and of the row have.
+/// Packed codes of a row: address, and bytes of a vector's codes and of the row.
 struct PackedRow {
     row: *const u8,
     step: usize,
@@ -141,19 +141,19 @@ struct PackedRow {
 
 impl PackedRow {
     /// # Safety
-    /// The row is there.
+    /// The row exists.
     #[inline]
     unsafe fn new(of: &CodeRows<'_>, depth: usize, row: usize) -> Self {
-        // rows begin with a byte
+        // rows begin at a byte
         let length = depth * of.layout.bits / 8;
         // SAFETY: as promised.
         PackedRow { row: unsafe { of.bytes.as_ptr().add(row * length) }, step: 8 * of.layout.bits, length }
     }
 
-    /// The bytes of a vector's codes. Asks for what comes later.
+    /// Bytes of a vector's codes. Prefetches later ones.
     ///
     /// # Safety
-    /// The row has so many vectors.
+    /// The vector begins within the row.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
     unsafe fn bytes(&self, step: usize) -> __m512i {
@@ -161,29 +161,29 @@ impl PackedRow {
         let at = self.row.wrapping_add(from);
         // SAFETY: as promised; what is asked for need not be there.
         unsafe {
-            _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(AHEAD).cast());
+            _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(PREFETCH_DISTANCE).cast());
             _mm512_maskz_loadu_epi8(u64::MAX >> (64 - self.step.min(self.length - from)), at.cast())
         }
     }
 }
 
-/// Codes of at most six bits; tables of 64 bytes.
-pub(super) struct Short<const P: usize> {
+/// Row of codes with up to six bits; tables have 64 bytes.
+pub(super) struct ShortCodes<const P: usize> {
     codes: PackedRow,
     tables: [__m512i; P],
-    /// As in a [`CodeLayout`].
+    /// As in [`CodeLayout`].
     spread: __m512i,
     shifts: __m512i,
 }
 
-impl<const P: usize> RowBytes<P> for Short<P> {
+impl<const P: usize> RowBytes<P> for ShortCodes<P> {
     type Of<'a> = CodeRows<'a>;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
     unsafe fn of_row(of: &CodeRows<'_>, depth: usize, row: usize) -> (Self, f32) {
         let (table, unit) = of.table_of(row);
-        let short = Short {
+        let short = ShortCodes {
             // SAFETY: as promised.
             codes: unsafe { PackedRow::new(of, depth, row) },
             tables: std::array::from_fn(|plane| loaded(&table[plane])),
@@ -199,19 +199,19 @@ impl<const P: usize> RowBytes<P> for Short<P> {
         // SAFETY: as promised.
         let bytes = unsafe { self.codes.bytes(step) };
         let eights = _mm512_permutexvar_epi8(self.spread, bytes);
-        // the bits above a code's make no difference where a table has its numbers again and again
+        // bits above the code don't matter because the table repeats its numbers
         let codes = _mm512_multishift_epi64_epi8(self.shifts, eights);
         self.tables.map(|table| _mm512_permutexvar_epi8(codes, table))
     }
 }
 
-/// Codes of eight bits; tables of 256 bytes.
-pub(super) struct Long {
+/// Row of eight-bit codes; tables have 256 bytes.
+pub(super) struct EightBitCodes {
     codes: PackedRow,
     tables: [[__m512i; 4]; PLANES],
 }
 
-impl RowBytes<PLANES> for Long {
+impl RowBytes<PLANES> for EightBitCodes {
     type Of<'a> = CodeRows<'a>;
 
     #[inline]
@@ -220,7 +220,7 @@ impl RowBytes<PLANES> for Long {
         let (table, unit) = of.table_of(row);
         let tables = std::array::from_fn(|plane| std::array::from_fn(|i| loaded(&table[4 * plane + i])));
         // SAFETY: as promised.
-        (Long { codes: unsafe { PackedRow::new(of, depth, row) }, tables }, unit)
+        (EightBitCodes { codes: unsafe { PackedRow::new(of, depth, row) }, tables }, unit)
     }
 
     #[inline]

@@ -1,17 +1,17 @@
-//! The numbers of a palette as bytes, so that rows of codes can be multiplied as rows of bytes are.
+//! Numbers of a palette as bytes, so that rows of codes can be multiplied as rows of bytes.
 //!
-//! A number is an integer times a power of two that the table's largest gives. Three bytes hold 24 bits of it: an fp16
-//! number that is no smaller than a 4096th of the largest is exact, and others are off by at most a 2^23rd of the largest,
-//! less than what f32 sums of as many products are. One byte is enough where all numbers are small integers times a power of
-//! two, as codes of int4 are.
+//! A number is an integer times a power of two that depends on the table's largest number. Three bytes hold 24 bits: an
+//! fp16 number is exact if it is at least a 4096th of the largest, and the error of others is at most a 2^23rd of the
+//! largest, less than that of f32 sums of this length. One byte suffices if all numbers are small integers times a
+//! power of two, as for int4.
 
-/// Bytes of a number at most.
+/// Maximum bytes of a number.
 pub(super) const PLANES: usize = 3;
-/// Bytes that are looked up in one register: tables of shorter codes are repeated to this length.
+/// Bytes that one register looks up: tables of shorter codes are repeated to this length.
 const SHORTEST: usize = 64;
 
-/// Tables, each in as many planes as its numbers have bytes: first the highest byte of every number, plus 128, then the next
-/// lower.
+/// Tables with one plane per byte of their numbers: first the highest byte of each number, plus 128, then the next
+/// lower one.
 #[derive(Debug)]
 pub(super) struct BytePlanes {
     bytes: Vec<u8>,
@@ -21,7 +21,7 @@ pub(super) struct BytePlanes {
 }
 
 impl BytePlanes {
-    /// Of tables of so many numbers, one after another. `None` if a number isn't finite, or a unit would be too small.
+    /// Converts tables of `entries` numbers each. `None` if a number isn't finite, or a unit would be too small.
     pub fn new(values: &[f32], entries: usize) -> Option<Self> {
         let tables = || values.chunks_exact(entries.max(1));
         let largest = |table: &[f32]| table.iter().fold(0.0f32, |largest, v| v.abs().max(largest));
@@ -31,7 +31,7 @@ impl BytePlanes {
             return None;
         }
         let unit = |table: &[f32], bits: i32| {
-            // the largest number is less than two to this
+            // the largest number is less than two to this power
             let exponent = (largest(table).to_bits() >> 23) as i32 - 126;
             if exponent == -126 { 1.0 } else { f32::from_bits(((exponent - bits + 127) as u32) << 23) }
         };
@@ -62,7 +62,7 @@ impl BytePlanes {
         self.count
     }
 
-    /// The planes of a table, one after another, and what an integer of its highest bytes counts.
+    /// Planes of a table, one after another, and the value of one integer of the highest bytes.
     #[inline]
     pub fn of_table(&self, table: usize) -> (&[u8], f32) {
         let size = self.count * self.length;
@@ -74,7 +74,7 @@ impl BytePlanes {
 mod tests {
     use super::*;
 
-    /// The number that a table's bytes make up.
+    /// Number from a table's bytes.
     fn number(planes: &BytePlanes, table: usize, entry: usize) -> f64 {
         let (bytes, unit) = planes.of_table(table);
         let plane = |plane: usize| f64::from(bytes[plane * planes.length + entry]);
@@ -90,7 +90,7 @@ mod tests {
         for (i, v) in integers.iter().enumerate() {
             assert_eq!((number(&planes, 0, i), number(&planes, 0, i + 48)), (f64::from(*v), f64::from(*v)));
         }
-        // two tables; numbers of fp16, the largest f32 numbers beneath a power of two, and zeros
+        // two tables; fp16 numbers, the largest f32 numbers below a power of two, and zeros
         let mut values: Vec<f32> =
             (0..256).map(|i| half::f16::from_f32((i as f32 - 99.5) * 0.001_7).to_f32()).collect();
         values.extend((0..256).map(|i| 1.999_999_9 / (1.0 + i as f32)));
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_that_have_no_bytes_are_known() {
+    fn tables_without_a_byte_form_are_rejected() {
         for value in [f32::NAN, f32::INFINITY, 1e-38] {
             assert!(BytePlanes::new(&[value, value], 2).is_none());
         }
