@@ -248,7 +248,6 @@ impl Part<'_> {
     /// # Safety
     /// The rows have `length` elements, and the columns words for them.
     #[inline(always)]
-    #[expect(clippy::needless_range_loop, reason = "a closure isn't compiled for the instruction set")]
     unsafe fn tile<A: AddProducts, const R: usize, const C: usize, const D: usize>(
         &self,
         rows: [*const i8; R],
