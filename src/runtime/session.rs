@@ -1,6 +1,5 @@
 //! Session: a text with its states. Tokens go in and logits come out, in calls of as many tokens as the functions take.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
