@@ -9,8 +9,8 @@
 //!
 //! // a dense family is a row that says how it differs from Llama
 //! let qwen = DECODERS.iter().find(|row| row.name == "qwen3").unwrap();
-//! assert_eq!(qwen.gguf, ["qwen3"]);
-//! assert_eq!(qwen.mixture, anec_family::row::MixtureKind::None);
+//! assert_eq!(qwen.names.gguf, ["qwen3"]);
+//! assert_eq!(qwen.network.mixture, anec_family::row::MixtureKind::None);
 //! ```
 //!
 //! | module | contents |

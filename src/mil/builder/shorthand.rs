@@ -271,3 +271,30 @@ impl FunctionBuilder {
         self.op_with_outputs("write_state", "write_state", [("input", state), ("data", value)]);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SymbolRange;
+    use crate::types::{DataType, Opset, TensorType};
+
+    #[test]
+    fn the_last_elements_have_a_fixed_size_whatever_the_axis() {
+        for symbolic in [false, true] {
+            let mut b = FunctionBuilder::new("main", Opset::CoreMl8);
+            let size = match symbolic {
+                true => Dim::symbol(&b.symbol("t", SymbolRange::Range { lower: 4, upper: Some(16), default: 8 })),
+                false => Dim::Fixed(8),
+            };
+            let x = b.input("x", TensorType::new(DataType::Fp16, [Dim::Fixed(1), Dim::Fixed(5), size]));
+            let last = b.last(x, 2, 3);
+            assert_eq!(b.ty(last).shape, [1, 5, 3].map(Dim::Fixed));
+            b.output("y", last);
+            let function = b.finish().unwrap();
+            let operators: Vec<_> =
+                function.ops().map(|op| op.operator.as_str()).filter(|name| *name != "const").collect();
+            // Core ML infers no size for a slice from the end of a flexible axis
+            assert_eq!(operators, if symbolic { vec!["slice_by_index", "reshape"] } else { vec!["slice_by_index"] });
+        }
+    }
+}
