@@ -50,7 +50,7 @@
 //! | 6 | [`advice`], [`calibrate`] | chips, rules, forecasts, predictions, search; calibrated quantization |
 //! | 5 | [`convert`], [`serve`] | conversion: plan, build, quantize, write, compile; the HTTP server |
 //! | 4 | [`family`], [`quant`], [`runtime`] | model graphs; number formats; sessions, sampling, tokenizers |
-//! | 3 | [`source`], [`exec`], [`coreml`], [`coreai`] | GGUF, safetensors and ONNX; the CPU executor; Core ML on a Mac; Core AI's .aimodel files |
+//! | 3 | [`source`], [`exec`], [`coreml`], [`coreai`] | GGUF, safetensors, ONNX; CPU executor; Core ML; Core AI |
 //! | 2 | [`bundle`], [`package`] | bundle.json; reading and writing .mlpackage files |
 //! | 1 | `hub`, [`manifest`], [`mil`] | the Hugging Face hub; conversion manifests; Core ML's intermediate language |
 //! | 0 | [`base`], `kernels` | errors, files, progress; inner loops, threads and vector units |

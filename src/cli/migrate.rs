@@ -50,7 +50,7 @@ fn sizes(text: &str) -> std::result::Result<(String, Vec<u64>), String> {
     Ok((symbol.trim().to_owned(), list.map_err(|_| wrong())?))
 }
 
-/// What a migration did.
+/// Result of a migration.
 #[derive(Serialize)]
 struct Migrated {
     asset: PathBuf,

@@ -141,8 +141,8 @@ fn residual_scale(scale: Option<ResidualScale>) -> Result<(), ManifestError> {
         .advise("0.5, 0.25, 0.125, 0.0625 … scale the residual stream without rounding"))
 }
 
-/// What Core AI's compiler for the Neural Engine doesn't take (apple/coreai-torch#6), and numbers of tokens of which each
-/// needs a function.
+/// Checks forms that Core AI's compiler for the Neural Engine rejects (apple/coreai-torch#6), and numbers of tokens, of
+/// which each needs a function.
 fn format(manifest: &Manifest) -> Result<(), ManifestError> {
     if manifest.format.is_coreml() {
         return Ok(());

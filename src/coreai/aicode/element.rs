@@ -65,7 +65,7 @@ impl ElementType {
         ROWS[self as usize]
     }
 
-    /// Its code in types.
+    /// Code in serialized types.
     pub fn code(self) -> u64 {
         self.row().1
     }
@@ -75,7 +75,7 @@ impl ElementType {
         ROWS.iter().find(|row| row.1 == code).map(|row| row.0)
     }
 
-    /// Its name in MLIR text.
+    /// Name in MLIR text.
     pub fn name(self) -> &'static str {
         self.row().2
     }

@@ -58,7 +58,7 @@ impl Allocation {
     pub const IO_SURFACE: Allocation = Allocation(1);
 }
 
-/// What the memory of a tensor must be like.
+/// Requirements on the memory of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Constraints {
     /// Alignment of each stride, and of the whole: one more than dimensions.
