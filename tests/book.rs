@@ -8,6 +8,7 @@
 mod compare;
 mod families;
 mod generated;
+mod links;
 mod plots;
 
 use std::path::{Path, PathBuf};

@@ -66,21 +66,21 @@ def devices():
 
 
 def phases():
-    d = Drawing(720, 265, "Reading a prompt and writing a text")
-    d.text(20, 30, "reading the prompt: many tokens in a call", "h")
+    d = Drawing(720, 265, "Prefill and decode")
+    d.text(20, 30, "prefill: many tokens in a call", "h")
     d.box(20, 45, 680, 34, "weights read once for 64 tokens: bound by multiplications", "a")
-    d.text(20, 115, "writing: one token in a call, each waits for the one before", "h")
+    d.text(20, 115, "decode: one token in a call, each waits for the one before", "h")
     for at in range(8):
         d.box(20 + 86 * at, 130, 78, 34, "weights", "b")
         d.text(59 + 86 * at, 185, f"token {at + 1}", "c s")
-    d.note(20, 215, "Every token reads all weights and the cache again: bound by bytes. A model of W bytes on an engine that reads B bytes a\nsecond writes at most B / W tokens a second, whatever its arithmetic can do.")
+    d.note(20, 215, "Every token reads all weights and the cache again: bound by bytes. A model of W bytes on an engine that reads B bytes a\nsecond generates at most B / W tokens a second, whatever its arithmetic can do.")
     d.save("phases")
 
 
 def layer():
     d = Drawing(720, 330, "One layer of a decoder")
     d.line((20, 165), (700, 165))
-    d.text(440, 155, "residual stream  [1, C, 1, T]", "s")
+    d.text(440, 155, "residual stream  [1, C, T, 1]", "s")
     for x, name, ops, words in ((60, "attention", ["norm", "q, k, v", "rotate", "scores,\nsoftmax", "output"], "cache of\nkeys, values"),
                                 (420, "feed-forward", ["norm", "gate, up", "act × up", "down"], None)):
         d.text(x, 30, name, "h")
@@ -113,9 +113,9 @@ def convolution():
     d.line((385, 105), (425, 105))
     d.text(405, 92, "is", "c s")
     d.box(440, 40, 260, 40, "weight  [O, I, 1, 1]", "box", "c m")
-    d.box(440, 90, 260, 40, "x  [1, I, 1, T]    T is the width", "a", "c m")
-    d.box(440, 140, 260, 40, "conv(x, weight)  [1, O, 1, T]", "g", "c m")
-    d.note(30, 205, "The channels are the features of a token; the tokens of a call lie along the width. A kernel of size 1 sees one token at a time.")
+    d.box(440, 90, 260, 40, "x  [1, I, T, 1]", "a", "c m")
+    d.box(440, 140, 260, 40, "conv(x, weight)  [1, O, T, 1]", "g", "c m")
+    d.note(30, 205, "The channels are the features of a token; the tokens of a call lie along the height (layout bcs1, the default) or the width (bc1s: [1, I, 1, T]). A kernel of size 1 sees one token at a time.")
     d.save("convolution")
 
 
@@ -132,7 +132,7 @@ def layouts():
             d.box(380 + 24 * at, 45 + 26 * row, 22, 22, "", "a")
         d.box(476, 45 + 26 * row, 220, 22, "", "off")
     d.text(540, 190, "a row for each channel: T elements used", "c s")
-    d.note(20, 232, "Published (Apple, 2022): the last axis is padded. Contradicted in effect: a bcs1 model was wholly resident (ane-book).")
+    d.note(20, 232, "Published (Apple, 2022): the last axis is padded. Contradicted in effect: a bcs1 model was fully resident (ane-book).")
     d.save("layouts")
 
 
@@ -173,7 +173,7 @@ def call():
     d.box(380, 195, 140, 40, "logits: sample", "b", "c s")
     d.line((380, 215), (10, 215), (10, 75), (20, 75))
     d.text(90, 208, "next token", "s")
-    d.note(20, 265, "Packages of layers follow each other, so their times add up. Pieces of the head run side by side. Every arrow into a package is\na call with a price of its own; hidden states travel between packages as [1, C, 1, T] in fp16.")
+    d.note(20, 265, "Packages of layers follow each other, so their times add up. Pieces of the head run side by side. Every arrow into a package is\na call with a price of its own; hidden states travel between packages as [1, C, T, 1] in fp16 (layout: bcs1).")
     d.save("call")
 
 
@@ -200,7 +200,7 @@ def cache_forms():
 
 def ring():
     d = Drawing(720, 225, "A cache with a window is a ring")
-    d.text(20, 30, "window 4, S = 6 slots, position 9 is being written: slot 9 mod 6 = 3", "h")
+    d.text(20, 30, "window 4, S = 6 slots, position 9 is written to slot 9 mod 6 = 3", "h")
     for at, (position, kind) in enumerate(((6, "a"), (7, "a"), (8, "a"), (9, "g"), (4, "off"), (5, "off"))):
         d.box(60 + 100 * at, 60, 90, 50, f"position {position}", kind, "c s")
         d.text(105 + 100 * at, 130, f"slot {at}", "c s")

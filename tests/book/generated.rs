@@ -6,6 +6,7 @@ use std::path::Path;
 use anec::mil::catalogue;
 use serde_json::Value as Json;
 
+use super::links::linked;
 use crate::common::folder::repository;
 
 const END: &str = "<!-- end -->";
@@ -144,7 +145,7 @@ fn rules(about: &[&str]) -> String {
         }
         let evidence = rows(&rule["evidence"]).iter().map(|row| {
             let device = ["device", "os"].map(|key| text(row, key)).into_iter().filter(|text| !text.is_empty());
-            vec![text(row, "says"), text(row, "source"), device.collect::<Vec<_>>().join(", "), text(row, "date")]
+            vec![text(row, "says"), linked(&text(row, "source")), device.collect::<Vec<_>>().join(", "), text(row, "date")]
         });
         writeln!(out, "\n{}", table(&["says", "source", "device, system", "date"], evidence)).unwrap();
         let settled = |probe: &&Json| rows(&probe["settles"]).iter().any(|settles| settles["rule"] == id);
@@ -224,7 +225,7 @@ fn weights_by_chip() -> String {
 /// Sources by key, with what they are.
 fn sources(sources: &Json) -> String {
     let rows = sources.as_object().unwrap().iter();
-    table(&["key", "source", "date"], rows.map(|(key, row)| vec![key.clone(), text(row, "what"), text(row, "date")]))
+    table(&["key", "source", "date"], rows.map(|(key, row)| vec![key.clone(), linked(&text(row, "what")), text(row, "date")]))
 }
 
 fn chip_sources() -> String {
@@ -245,7 +246,9 @@ fn arithmetic() -> String {
     let effects = read("advice/tables/ane-arithmetic.yaml");
     let row = |row: &Json| {
         let name = format!("`{}`", text(row, "effect"));
-        std::iter::once(name).chain(["says", "chips", "ours", "source", "date"].map(|key| text(row, key))).collect()
+        let cells = ["says", "chips", "ours"].map(|key| text(row, key));
+        let source = [linked(&text(row, "source")), text(row, "date")];
+        std::iter::once(name).chain(cells).chain(source).collect()
     };
     table(
         &["effect", "what is published", "chips", "assumed by the simulation", "source", "date"],
@@ -271,7 +274,8 @@ fn errors() -> String {
         rows(&row["causes"]).iter().for_each(|cause| writeln!(out, "- {}", plain(cause)).unwrap());
         writeln!(out, "\n*Next:* {}", text(row, "next")).unwrap();
         if !rows(&row["evidence"]).is_empty() {
-            writeln!(out, "\n*Sources:* {}.", text(row, "evidence")).unwrap();
+            let sources: Vec<String> = rows(&row["evidence"]).iter().map(|source| linked(&plain(source))).collect();
+            writeln!(out, "\n*Sources:* {}.", sources.join(", ")).unwrap();
         }
         out.push('\n');
     }
