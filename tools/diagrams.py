@@ -330,6 +330,36 @@ def gates():
     d.save("gates")
 
 
+def road():
+    d = Drawing(720, 470, "Which framework, which device, which form")
+    d.box(20, 20, 300, 44, "most tokens per second?", "b")
+    d.line((320, 42), (400, 42))
+    d.text(345, 35, "yes", "s")
+    d.box(400, 20, 300, 44, "GPU: Core AI on OS 27, MLX, llama.cpp", "off", "c s")
+    d.line((170, 64), (170, 90))
+    d.text(180, 82, "no: power, a free GPU, prefill, vectors", "s")
+    d.box(20, 90, 300, 44, "OS 27 only, and its Core AI tools?", "b")
+    d.line((320, 112), (400, 112))
+    d.text(345, 105, "yes", "s")
+    d.box(400, 90, 300, 44, "measure Core AI beside Core ML on the\ndevice: its way to the engine is younger", "off", "c s")
+    d.line((170, 134), (170, 160))
+    d.text(180, 152, "no", "s")
+    d.box(20, 160, 680, 40, "Core ML on the Neural Engine", "g")
+    for at, (name, words) in enumerate((
+            ("M1 to M4, A14 to A19\nOS 15 to 26", "state: per_layer\nlengths.fixed: [1, 64]"), ("M5, or OS 27", "state: host\nlengths.fixed: [8, 64]\npackages below 1 GiB"),
+            ("recurrent layers", "recurrent_states:\ninput_output"), ("encoders", "lengths.fixed:\n[128, 512]"))):
+        x = 20 + 172 * at
+        d.line((x + 82, 200), (x + 82, 222))
+        d.box(x, 222, 164, 48, name, "box", "c s")
+        d.line((x + 82, 270), (x + 82, 288))
+        d.box(x, 288, 164, 64, words, "a", "c s")
+    for at, (name, words) in enumerate((("M1", "one palette, row_scale"), ("A14, M2", "int8, quant.op: affine"), ("A15, M3 and later", "int8"), ("M6", "palette4, palette6"))):
+        x = 20 + 172 * at
+        d.box(x, 372, 164, 44, f"{name}\n{words}", "g", "c s")
+    d.note(20, 440, "From published measurements, none of them ours. The last row is what weights each generation streams compressed; below 8 bits, check the parity gate.")
+    d.save("road")
+
+
 for draw in (devices, phases, layer, convolution, layouts, pipeline, call, cache_forms, ring, shards, formats, rotation, experts, halves,
-             speculation, gates):
+             speculation, gates, road):
     draw()

@@ -1,4 +1,4 @@
-//! The table of families: what each was held against, from the fixtures.
+//! The table of families and of their verification, from the fixtures.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;

@@ -44,6 +44,7 @@ fn section(name: &str) -> String {
         "ops" => ops(),
         "families" => super::families::table(),
         "family-row" => excerpt("src/family/table.rs", "rust", "name: \"qwen3\",", "    },", 1),
+        "moe-row" => excerpt("src/family/table.rs", "rust", "name: \"olmoe\",", "    },", 1),
         "family-cases" => excerpt("tests/fixtures/families/case_table.py", "python", "\"qwen3-default\",", "    ),", 1),
         _ => panic!("no generated section is called {name}"),
     }
@@ -145,7 +146,12 @@ fn rules(about: &[&str]) -> String {
         }
         let evidence = rows(&rule["evidence"]).iter().map(|row| {
             let device = ["device", "os"].map(|key| text(row, key)).into_iter().filter(|text| !text.is_empty());
-            vec![text(row, "says"), linked(&text(row, "source")), device.collect::<Vec<_>>().join(", "), text(row, "date")]
+            vec![
+                text(row, "says"),
+                linked(&text(row, "source")),
+                device.collect::<Vec<_>>().join(", "),
+                text(row, "date"),
+            ]
         });
         writeln!(out, "\n{}", table(&["says", "source", "device, system", "date"], evidence)).unwrap();
         let settled = |probe: &&Json| rows(&probe["settles"]).iter().any(|settles| settles["rule"] == id);
@@ -225,7 +231,10 @@ fn weights_by_chip() -> String {
 /// Sources by key, with what they are.
 fn sources(sources: &Json) -> String {
     let rows = sources.as_object().unwrap().iter();
-    table(&["key", "source", "date"], rows.map(|(key, row)| vec![key.clone(), linked(&text(row, "what")), text(row, "date")]))
+    table(
+        &["key", "source", "date"],
+        rows.map(|(key, row)| vec![key.clone(), linked(&text(row, "what")), text(row, "date")]),
+    )
 }
 
 fn chip_sources() -> String {

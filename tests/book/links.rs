@@ -62,7 +62,10 @@ const DOCUMENTS: &[(&str, &str)] = &[
     ("appendix A", "https://github.com/sbryngelson/ane-guide/blob/main/appendices/a-op-device-matrix.md"),
     ("developer.apple.com/forums/thread/724930", "https://developer.apple.com/forums/thread/724930"),
     ("eiln.github.io/posts/ane-dma.html", "https://eiln.github.io/posts/ane-dma.html"),
-    ("more-ane-transformers NOTES", "https://github.com/smpanaro/more-ane-transformers/blob/main/src/experiments/NOTES.md"),
+    (
+        "more-ane-transformers NOTES",
+        "https://github.com/smpanaro/more-ane-transformers/blob/main/src/experiments/NOTES.md",
+    ),
     (
         "part 2, chapter 7",
         "https://github.com/sbryngelson/ane-guide/blob/main/part-2-reaching/07-weights-and-compression.md",
@@ -110,7 +113,7 @@ fn entry(text: &str) -> Option<(usize, String)> {
     Some((number.len(), format!("[{number}]({url})")))
 }
 
-/// A source with links to the projects, issues and documents that it names. Text in links and in code stays as it is.
+/// A source with links to the projects, issues and documents that it names.
 pub fn linked(text: &str) -> String {
     let (mut out, mut rest) = (String::new(), text);
     // repository of the last project, to which numbers alone belong; whether numbers are entries of the journal
@@ -125,9 +128,9 @@ pub fn linked(text: &str) -> String {
             } else if let Some((name, repository)) = longest(rest, PROJECTS) {
                 (project, journal) = (Some(*repository), *name == "ane-book");
                 let behind = &rest[name.len()..];
-                let mark = ["#", " #", " PR#", " PR "].into_iter().find(|mark| {
-                    behind.strip_prefix(mark).is_some_and(|number| !digits(number).is_empty())
-                });
+                let mark = ["#", " #", " PR#", " PR "]
+                    .into_iter()
+                    .find(|mark| behind.strip_prefix(mark).is_some_and(|number| !digits(number).is_empty()));
                 let (label, path) = mark.map_or((name.len(), String::new()), |mark| {
                     let number = digits(&behind[mark.len()..]);
                     (name.len() + mark.len() + number.len(), format!("/issues/{number}"))

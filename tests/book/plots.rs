@@ -75,7 +75,7 @@ fn logarithmic(value: f64, (least, most): (f64, f64), (from, to): (f64, f64)) ->
     from + (value.ln() - least.ln()) / (most.ln() - least.ln()) * (to - from)
 }
 
-/// The cells of a page's table whose head begins so; the `index`-th such table.
+/// Cells of the `index`-th table of a page whose head begins with the given text.
 fn cells(page: &str, head: &str, index: usize) -> Vec<Vec<String>> {
     let text = std::fs::read_to_string(repository("book/src").join(page)).unwrap();
     let mut tables = text.split(head).skip(1 + index);
@@ -197,7 +197,7 @@ fn bandwidth() -> String {
     plot.done()
 }
 
-/// Divergence with codes to the nearest and with error feedback, of `calibration.md`.
+/// Divergence with nearest codes and with error feedback, of `calibration.md`.
 fn feedback() -> String {
     let rows = cells("calibration.md", "| format | nearest | feedback |", 0);
     let height = 70.0 + 42.0 * rows.len() as f64;
