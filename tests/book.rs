@@ -183,20 +183,8 @@ fn every_page_is_in_the_summary_and_every_link_leads_somewhere() {
 }
 
 /// Folders of the repository that pages name, and paths in them that builds make.
-const FOLDERS: &[&str] = &[
-    ".ci/",
-    "benches/",
-    "book/",
-    "demo/",
-    "examples/",
-    "fuzz/",
-
-    "proto/",
-    "src/",
-    "swift/",
-    "tests/",
-    "tools/",
-];
+const FOLDERS: &[&str] =
+    &[".ci/", "benches/", "book/", "demo/", "examples/", "fuzz/", "proto/", "src/", "swift/", "tests/", "tools/"];
 const MADE: &[&str] = &["fuzz/artifacts"];
 
 /// Paths within the repository that a text names in code: `src/lib.rs`, `tools/wheel.sh`.
