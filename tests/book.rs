@@ -199,7 +199,7 @@ fn paths(text: &str) -> impl Iterator<Item = &str> {
     let words = spans.flatten().flat_map(str::split_whitespace);
     let trimmed = words.map(|word| word.trim_matches(|c: char| "\"'(),;:".contains(c)).trim_end_matches('.'));
     // a line number or a place holder isn't part of a path
-    let plain = trimmed.filter(|word| !word.contains(['*', '{', '…', '<', '$', '=', '\\']));
+    let plain = trimmed.filter(|word| !word.contains(['*', '{', '…', '<', '$', '=', '\\']) && !word.contains("NAME"));
     plain.filter(|word| FOLDERS.iter().any(|folder| word.starts_with(folder)))
 }
 
