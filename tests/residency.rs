@@ -181,7 +181,7 @@ fn resident(bundle: &Bundle, folder: &Path) -> ComputePlan {
         functions.extend(lengths(entry.tokens).map(|tokens| FunctionPlan {
             package: entry.package.clone(),
             function: entry.function.clone(),
-            tokens,
+            tokens: Some(tokens),
             operations: operations.clone(),
             refused: None,
             timings: Vec::new(),
@@ -233,7 +233,8 @@ fn a_saved_plan_is_judged_by_the_verb() {
 
     // one op of one function at one length
     let mut wrong = plan.clone();
-    let function = wrong.functions.iter_mut().find(|f| f.package == "layers_3_6.mlpackage" && f.tokens == 2).unwrap();
+    let function =
+        wrong.functions.iter_mut().find(|f| f.package == "layers_3_6.mlpackage" && f.tokens == Some(2)).unwrap();
     let conv = function.operations.iter_mut().find(|op| op.operator == "ios18.conv").unwrap();
     conv.preferred = Some(Device::Cpu);
     let output = conv.outputs[0].clone();
@@ -248,7 +249,7 @@ fn a_saved_plan_is_judged_by_the_verb() {
 
     // a length that is missing
     let mut partial = plan.clone();
-    partial.functions.retain(|f| f.tokens != 3);
+    partial.functions.retain(|f| f.tokens != Some(3));
     let (code, stdout, _) = validate(&partial);
     assert_eq!((code, stdout.matches("the plan says nothing of it").count()), (3, 4), "{stdout}");
 
@@ -263,6 +264,95 @@ fn a_saved_plan_is_judged_by_the_verb() {
     assert_eq!(code, 4, "{stderr}");
     assert!(stderr.contains("layers_0_3.mlpackage is not the package that the plan was taken of"), "{stderr}");
     assert!(stderr.contains("help: take a new one on a Mac"), "{stderr}");
+}
+
+/// The file of tools/export_plan.py for packages, on a double of coremltools' plan; `None` without coremltools.
+fn exported(options: &[&str], packages: &[&Path], out: &Path) -> Option<()> {
+    let Some(python) = std::env::var_os("ANEC_PYTHON") else {
+        anec::base::skipped("plans of coremltools aren't exported: ANEC_PYTHON isn't set");
+        return None;
+    };
+    let script = repository("tests/oracle/export_plan.py");
+    let output = Command::new(python).arg(script).args(options).args(packages).output().expect("ANEC_PYTHON runs");
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    std::fs::write(out, output.stdout).unwrap();
+    Some(())
+}
+
+#[test]
+fn plans_of_coremltools_are_judged_for_packages_and_bundles() {
+    let room = tempfile::tempdir().unwrap();
+    let folder = room.path().join("demo.anec");
+    let bundle = convert(&folder, &["lengths={fixed: [1, 4]}"]);
+    let packages: Vec<_> = bundle.packages.iter().map(|entry| folder.join(&entry.package)).collect();
+    let path = room.path().join("plan.json");
+    let validate = |of: &Path, options: &[&str]| {
+        let words = ["validate", of.to_str().unwrap(), "--residency", "--plan", path.to_str().unwrap()];
+        run(&[&words[..], options].concat())
+    };
+    let all: Vec<&Path> = packages.iter().map(|package| package.as_path()).collect();
+    let Some(()) = exported(&[], &all, &path) else { return };
+    let (code, stdout, stderr) = validate(&folder, &[]);
+    assert_eq!(code, 0, "{stdout}{stderr}");
+
+    // a package by itself, with both functions
+    let package = packages[0].as_path();
+    exported(&[], &[package], &path).unwrap();
+    let (code, stdout, stderr) = validate(package, &[]);
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    for function in ["layers_0_3 context_512_tokens_1", "layers_0_3 context_512_tokens_4"] {
+        assert!(stdout.contains(function), "{stdout}");
+    }
+
+    // one operator elsewhere, then without a device
+    exported(&["--cpu", "softmax"], &[package], &path).unwrap();
+    let (code, stdout, _) = validate(package, &[]);
+    assert_eq!((code, stdout.contains("softmax on CPU")), (1, true), "{stdout}");
+    exported(&["--none", "softmax"], &[package], &path).unwrap();
+    let (code, stdout, _) = validate(package, &[]);
+    assert_eq!((code, stdout.contains("softmax on no device; none has a cost")), (3, true), "{stdout}");
+
+    // a plan of nothing, then one of another model
+    let mut empty = json(&path);
+    empty["models"][0]["plans"] = serde_json::json!([]);
+    std::fs::write(&path, empty.to_string()).unwrap();
+    let (code, stdout, _) = validate(package, &[]);
+    assert_eq!((code, stdout.matches("the plan says nothing of it").count()), (3, 2), "{stdout}");
+    exported(&[], &[packages[1].as_path()], &path).unwrap();
+    let (code, _, stderr) = validate(package, &[]);
+    assert_eq!(code, 4, "{stderr}");
+    assert!(stderr.contains("it is of another model: layers_0_3.mlpackage has no package layers_3_6"), "{stderr}");
+    empty["compute_units"] = "CPU_AND_ANE".into();
+    std::fs::write(&path, empty.to_string()).unwrap();
+    let (code, _, stderr) = validate(package, &[]);
+    assert_eq!((code, stderr.contains("compute units `CPU_AND_ANE`, expected CPU_AND_NE")), (4, true), "{stderr}");
+}
+
+#[test]
+fn options_without_effect_are_refused() {
+    let room = tempfile::tempdir().unwrap();
+    let folder = room.path().join("demo.anec");
+    let bundle = convert(&folder, &[]);
+    let package = folder.join(&bundle.packages[0].package);
+    let compiled = room.path().join("x.mlmodelc");
+    std::fs::create_dir(&compiled).unwrap();
+    let golden = ["--golden", "demo/golden.safetensors"];
+    for (of, options, problem) in [
+        (&package, &golden[..], "--golden has no effect on a package"),
+        (&package, &["--positions", "8"], "--max-tokens has no effect on a package"),
+        (&package, &["--precision", "f16"], "--precision has no effect on a package"),
+        (&package, &["--residency", "--text", "README.md"], "--text has no effect on a package"),
+        (&compiled, &["--structure"], "--structure has no effect on a compiled model"),
+        (&compiled, &["--forecast"], "--forecast has no effect on a compiled model"),
+        (&folder, &["--structure", "--positions", "8"], "--max-tokens has no effect on the gates that run"),
+        (&folder, &["--numerics", "--precision", "f16"], "--precision has no effect on the gates that run"),
+    ] {
+        let (code, _, stderr) = run(&[&["validate", of.to_str().unwrap()][..], options].concat());
+        assert_eq!((code, stderr.contains(problem)), (2, true), "{options:?}: {stderr}");
+    }
+    // a compiled model that isn't one
+    let (code, _, stderr) = run(&["validate", compiled.to_str().unwrap()]);
+    assert!(code == 5 && stderr.contains("neither model.mil nor metadata.json describes an ML Program"), "{stderr}");
 }
 
 #[cfg(not(target_os = "macos"))]

@@ -98,5 +98,5 @@ pub use {
     converter::Converter,
     doctor::{Ability, MachineReport},
     golden::GoldenBuilder,
-    validator::{Gate, Validation, Validator, candidates, find_bundle},
+    validator::{Gate, Validation, Validator, candidates, find_bundle, is_compiled, is_package},
 };

@@ -16,6 +16,8 @@ use anec_exec::Precision;
 use anec_manifest::Gates;
 use anec_package as package;
 use anec_runtime::{LoadedModel, RuntimeError, Tokenizer, coreai, coreml};
+use anec_validate::residency::ResidencySubject;
+use anec_validate::thresholds::ResidencyThresholds;
 use anec_validate::verdict::PackageFacts;
 use anec_validate::{
     Candidate, Check, GateReport, GatesReport, Golden, Thresholds, Verdict, first_deviation, numerics, parity, prompts,
@@ -54,8 +56,8 @@ enum Reference {
 /// File name of a golden in the bundle folder.
 const GOLDEN: &str = "golden.safetensors";
 
-/// Runner of the gates on a bundle or on an .mlpackage of any origin. Parity can't be run on a package, because the
-/// meaning of its inputs is unknown.
+/// Verifies a bundle, gate by gate. Packages (.mlpackage) and compiled models (.mlmodelc) of any origin can be given as well:
+/// parity can't be tried on packages, which don't say what their inputs mean, and only residency on compiled models.
 ///
 /// ```no_run
 /// # fn main() -> anec::base::Result<()> {
@@ -111,7 +113,8 @@ impl Validator {
         self
     }
 
-    /// Sets the golden's file. Default: `golden.safetensors` in the bundle folder.
+    /// Sets the golden's file. Default: `golden.safetensors` in the bundle's folder, or the golden that the manifest
+    /// names.
     pub fn golden(mut self, file: impl Into<PathBuf>) -> Self {
         self.golden = Some(Reference::File(file.into()));
         self
@@ -129,7 +132,7 @@ impl Validator {
         self
     }
 
-    /// Sets Core ML's devices, to run parity on Core ML instead of the CPU.
+    /// Runs Core ML instead of the CPU for parity, or beside it for the numerics of a package.
     pub fn core_ml(mut self, units: Option<ComputeUnits>) -> Self {
         self.core_ml = units;
         self
@@ -184,7 +187,9 @@ impl Validator {
         if self.path.join(FILE_NAME).exists() {
             self.bundle(&self.path)
         } else if is_package(&self.path) {
-            Ok(Validation { report: self.package(&self.path)?, plan: None })
+            self.package(&self.path)
+        } else if is_compiled(&self.path) {
+            self.compiled(&self.path)
         } else {
             Err(RuntimeError::NoBundle { path: self.path.clone() }.into())
         }
@@ -234,30 +239,58 @@ impl Validator {
     }
 
     /// Runs the gates on a package of any origin.
-    fn package(&self, path: &Path) -> Result<GatesReport> {
+    fn package(&self, path: &Path) -> Result<Validation> {
         let package = package::open(path)?;
-        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        let name = file_name(path);
+        let thresholds = Thresholds::of(&Gates::default());
         let mut gates = Vec::new();
         if self.wants(Gate::Structure) {
             gates.push(third_party::structure(&name, &package));
         }
         if self.wants(Gate::Numerics) {
-            let thresholds = Thresholds::of(&Gates::default()).numerics;
-            gates.push(third_party::numerics(&name, &package, &thresholds)?);
+            let mut gate = third_party::numerics(&name, &package, &thresholds.numerics)?;
+            if let Some(units) = self.core_ml {
+                let checks = third_party::core_ml(&CoreMl::new()?, &name, &package, units, &thresholds.numerics)?;
+                gate = GateReport::new(numerics::GATE, gate.checks.into_iter().chain(checks).collect());
+            }
+            gates.push(gate);
         }
         // report a gate that can't run only if it was requested by name
         if self.gates.as_ref().is_some_and(|gates| gates.contains(&Gate::Parity)) {
             gates.push(third_party::parity(&name));
         }
-        if self.wants(Gate::Residency) {
-            gates.push(residency::without_plan());
-        }
         let facts = PackageFacts::of(&name, &package);
-        let mut report = GatesReport::new(&name, gates);
         let forecast_too = self.gates.is_none() || self.forecast;
-        report.forecast = forecast_too.then(|| forecast(&name, &package.program, facts.weight_bytes, &[]));
+        let forecast = forecast_too.then(|| forecast(&name, &package.program, facts.weight_bytes, &[]));
+        let mut plan = None;
+        if self.wants(Gate::Residency) {
+            let gate;
+            (gate, plan) = self.placement(&ResidencySubject::of_package(&name, package), &thresholds.residency)?;
+            gates.push(gate);
+        }
+        let mut report = GatesReport::new(&name, gates);
+        report.forecast = forecast;
         report.packages.push(facts);
-        Ok(report)
+        Ok(Validation { report, plan })
+    }
+
+    /// Compiled model, of which only the placement can be judged.
+    fn compiled(&self, path: &Path) -> Result<Validation> {
+        let name = file_name(path);
+        let subject = ResidencySubject::of_compiled(&name, path)?;
+        let (gate, plan) = self.placement(&subject, &Thresholds::of(&Gates::default()).residency)?;
+        Ok(Validation { report: GatesReport::new(&name, vec![gate]), plan })
+    }
+
+    /// Judges the given plan, or takes and times one.
+    fn placement(
+        &self,
+        subject: &ResidencySubject,
+        thresholds: &ResidencyThresholds,
+    ) -> Result<(GateReport, Option<ComputePlan>)> {
+        self.judged(subject, thresholds, |engine, plan| {
+            residency::time_directly(&**engine, subject, plan, &self.progress)
+        })
     }
 
     fn numerics(&self, bundle: &Bundle, folder: &Path) -> Result<GateReport> {
@@ -274,11 +307,16 @@ impl Validator {
 
     fn parity(&self, bundle: &Bundle, folder: &Path) -> Result<GateReport> {
         let own = folder.join(GOLDEN);
+        // the golden of the manifest may be of a machine that has the weights
+        let named = bundle.manifest.golden.clone().filter(|path| path.exists());
         let golden = match &self.golden {
             Some(Reference::Read(golden)) => (**golden).clone(),
             Some(Reference::File(path)) => Golden::read(path)?,
             None if own.exists() => Golden::read(&own)?,
-            None => return Ok(parity::without_golden()),
+            None => match named {
+                Some(path) => Golden::read(&path)?,
+                None => return Ok(parity::without_golden()),
+            },
         };
         let candidates = match (self.core_ml, &self.core_ai) {
             (None, Some(options)) => match coreai::open(folder, options) {
@@ -314,22 +352,35 @@ impl Validator {
 
     fn residency(&self, bundle: &Bundle, folder: &Path) -> Result<(GateReport, Option<ComputePlan>)> {
         let thresholds = Thresholds::of(&bundle.manifest.gates).residency;
+        let subject = ResidencySubject::of_bundle(bundle, folder)?;
+        self.judged(&subject, &thresholds, |engine, plan| {
+            residency::time(engine, bundle, folder, &Cache::of_user()?, plan, &self.progress)
+        })
+    }
+
+    /// Judges the given plan. Without one, takes a plan on this machine, adds latencies with `time`, and judges that.
+    fn judged(
+        &self,
+        subject: &ResidencySubject,
+        thresholds: &ResidencyThresholds,
+        time: impl FnOnce(&Arc<CoreMl>, &mut ComputePlan) -> Result<()>,
+    ) -> Result<(GateReport, Option<ComputePlan>)> {
         if let Some(path) = &self.plan {
             let plan = ComputePlan::read(path)?;
-            return Ok((residency::judge(bundle, folder, &plan, path, &thresholds)?, Some(plan)));
+            return Ok((residency::judge(subject, &plan, path, thresholds)?, Some(plan)));
         }
         let engine = match CoreMl::new() {
             Ok(engine) => Arc::new(engine),
             Err(error) if self.plan_out.is_some() => return Err(error.into()),
             Err(_) => return Ok((residency::without_plan(), None)),
         };
-        let mut plan = residency::take(&*engine, bundle, folder, &self.progress)?;
-        residency::time(&engine, bundle, folder, &Cache::of_user()?, &mut plan, &self.progress)?;
+        let mut plan = residency::take(&*engine, subject, &self.progress)?;
+        time(&engine, &mut plan)?;
         self.progress.finish();
         if let Some(path) = &self.plan_out {
             files::write_json(path, &plan)?;
         }
-        Ok((residency::judge(bundle, folder, &plan, Path::new("just taken"), &thresholds)?, Some(plan)))
+        Ok((residency::judge(subject, &plan, Path::new("just taken"), thresholds)?, Some(plan)))
     }
 }
 
@@ -350,7 +401,17 @@ fn tried(before: &[GateReport], gate: &str, result: Result<GateReport>) -> Resul
     }
 }
 
-fn is_package(path: &Path) -> bool {
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+/// Whether a path is a compiled model.
+pub fn is_compiled(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "mlmodelc") && path.is_dir()
+}
+
+/// Whether a path is a package.
+pub fn is_package(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "mlpackage" || extension == "mlmodel") && path.exists()
 }
 

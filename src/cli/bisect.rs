@@ -10,7 +10,7 @@ use anec::base::{Diagnostic, Fault, Result};
 use anec::bundle::Bundle;
 use anec::bundle::FILE_NAME;
 use anec::convert::compile::Compiler;
-use anec::coreml::CoreMl;
+use anec::coreml::{CoreMl, project};
 use anec::manifest::Gates;
 use anec::mil::Function;
 use anec::package::{self, Package, WriteOptions};
@@ -19,6 +19,7 @@ use anec::validate::bisect::form::Structure;
 use anec::validate::bisect::fp16_predicate::{Fp16Predicate, RecordedCall, calls_of_bundle, calls_of_package};
 use anec::validate::bisect::package_predicate::{self, Compile, PackagePredicate, Residency, UserCommand};
 use anec::validate::bisect::{MinimalRepro, Predicate, bisect};
+use anec::validate::residency::ResidencySubject;
 use anec::validate::{Thresholds, prompts};
 
 /// Find the op behind a failure: remove ops until the smallest part remains that fails in the same way
@@ -92,7 +93,7 @@ impl BisectArgs {
             }
             "residency" => {
                 let engine = Arc::new(CoreMl::new()?);
-                self.first(|_| PackagePredicate::new(Residency(engine.clone())))?
+                self.placement(|| PackagePredicate::new(Residency(engine.clone())))?
             }
             command => self.first(|_| PackagePredicate::new(UserCommand::new(command)))?,
         };
@@ -135,6 +136,36 @@ impl BisectArgs {
                 seen = true;
                 if let Some(culprit) = bisect(function, &mut predicate(function)?)? {
                     return Ok(Some(FailingPart { package, function: function.name.clone(), culprit }));
+                }
+            }
+        }
+        if seen { Ok(None) } else { Err(self.no_function()) }
+    }
+
+    /// Returns the first call whose ops don't all prefer the Neural Engine, reduced. Every size of a function is a call, because
+    /// Core ML plans for the default one.
+    fn placement<P: Predicate>(&self, predicate: impl Fn() -> Result<P>) -> Result<Option<FailingPart>> {
+        let subject = if self.path.join(FILE_NAME).exists() {
+            ResidencySubject::of_bundle(&Bundle::read(&self.path)?, &self.path)?
+        } else {
+            ResidencySubject::of_package(&name(&self.path), package::open(&self.path)?)
+        };
+        let mut seen = false;
+        for call in &subject.calls {
+            let part = subject.part(call);
+            let Some((program, function)) = part.program().zip(part.function(&call.function)) else { continue };
+            if !self.is_selected(function) {
+                continue;
+            }
+            seen = true;
+            let projected = project(program, &call.function, call.tokens.unwrap_or(1))?;
+            for of_call in &projected.functions {
+                if let Some(culprit) = bisect(of_call, &mut predicate()?)? {
+                    return Ok(Some(FailingPart {
+                        package: part.name.clone(),
+                        function: call.function.clone(),
+                        culprit,
+                    }));
                 }
             }
         }

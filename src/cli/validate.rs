@@ -1,5 +1,6 @@
 //! `anec validate`
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::model::Backend;
@@ -12,8 +13,8 @@ use anec::convert::files;
 use anec::coreml::ComputePlan;
 use anec::exec::Precision;
 use anec::report;
-use anec::validate::{GatesReport, Verdict, parity, residency};
-use anec::{Gate, Validator, find_bundle};
+use anec::validate::{GatesReport, Verdict, parity, residency, verdict};
+use anec::{Gate, Validator, find_bundle, is_compiled, is_package};
 
 /// Verify a bundle, gate by gate
 ///
@@ -22,11 +23,13 @@ use anec::{Gate, Validator, find_bundle};
 /// prefers the Neural Engine. Without the name of a gate, all of them run.
 ///
 /// An .mlpackage can be given instead of a bundle; parity is then left out, because the meaning of inputs is unknown.
+/// Only the placement of a compiled model (.mlmodelc) can be judged. tools/export_plan.py takes a plan for --plan on a Mac
+/// with coremltools instead of anec.
 ///
 /// Exit code: 0 all gates passed, 1 a gate failed, 3 a gate could not run here.
 #[derive(Debug, clap::Args)]
 pub struct ValidateArgs {
-    /// Bundle folder or .mlpackage [default: the bundle in the current folder]
+    /// Bundle folder, .mlpackage or .mlmodelc [default: the bundle in the current folder]
     path: Option<PathBuf>,
     /// Run the structure gate: packages are complete and well-formed
     #[arg(long)]
@@ -43,19 +46,18 @@ pub struct ValidateArgs {
     /// Add the rules' forecast for the Neural Engine to the residency gate
     #[arg(long)]
     forecast: bool,
-    /// Golden for parity [default: golden.safetensors in the bundle folder]
+    /// Golden for parity [default: golden.safetensors in the bundle folder, or the manifest's `golden`]
     #[arg(long, value_name = "FILE")]
     golden: Option<PathBuf>,
-    /// Precisions for parity: f32, i16, f16, ane (simulated), ane-without-EFFECT+EFFECT
-    #[arg(long, value_name = "NAME", value_delimiter = ',', default_values_t = [Precision::F32, Precision::F16])]
+    /// Precisions for parity: f32, i16, f16, ane (simulated), ane-without-EFFECT+EFFECT [default: f32,f16]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
     precision: Vec<Precision>,
     /// Text file for numerics [default: built-in prose, code and numbers]
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
-    /// Number of tokens of the text for numerics
-    #[arg(long, alias = "positions", value_name = "N", default_value_t = 256)]
-    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
-    max_tokens: u16,
+    /// Number of tokens of the text for numerics [default: 256]
+    #[arg(long, alias = "positions", value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    max_tokens: Option<u16>,
     #[command(flatten)]
     backend: Backend,
     /// Compute plan for residency, written on a Mac by --plan-out; the gate then needs no Mac
@@ -70,6 +72,9 @@ pub struct ValidateArgs {
     /// Exit with 0 if gates could not run here and none failed
     #[arg(long)]
     allow_unproven: bool,
+    /// Record the report in the bundle (gates.json), for `anec push` and `anec bench`
+    #[arg(long)]
+    record: bool,
     /// Write the report as JSON; - for stdout
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -91,8 +96,15 @@ fn is_stdout(path: &Option<PathBuf>) -> bool {
 impl ValidateArgs {
     pub(super) fn run(self) -> Result<u8> {
         self.outputs_differ()?;
-        let validation = self.validator()?.run()?;
+        let path = match &self.path {
+            Some(path) => path.clone(),
+            None => find_bundle(Path::new("."))?,
+        };
+        let validation = self.validator(&path)?.run()?;
         self.write(&validation.report, validation.plan.as_ref())?;
+        if self.record {
+            files::write_json(&path.join(verdict::FILE_NAME), &validation.report)?;
+        }
         Ok(validation.report.exit_code(self.allow_unproven))
     }
 
@@ -110,18 +122,19 @@ impl ValidateArgs {
         }
     }
 
-    fn validator(&self) -> Result<Validator> {
-        let path = match &self.path {
-            Some(path) => path.clone(),
-            None => find_bundle(Path::new("."))?,
-        };
+    fn validator(&self, path: &Path) -> Result<Validator> {
+        let core_ml = self.backend.core_ml()?;
         let mut validator = Validator::new(path)
             .forecast(self.forecast)
-            .precisions(self.precision.iter().copied())
-            .core_ml(self.backend.core_ml()?)
+            .core_ml(core_ml)
             .core_ai(self.backend.core_ai()?)
-            .positions(usize::from(self.max_tokens))
             .progress(progress::bytes());
+        if !self.precision.is_empty() {
+            validator = validator.precisions(self.precision.iter().copied());
+        }
+        if let Some(count) = self.max_tokens {
+            validator = validator.positions(usize::from(count));
+        }
         // --plan and --plan-out request the residency gate; the forecast is shown with it
         let residency = self.residency || self.forecast || self.plan.is_some() || self.plan_out.is_some();
         let gates = [
@@ -130,10 +143,13 @@ impl ValidateArgs {
             (self.parity, Gate::Parity),
             (residency, Gate::Residency),
         ];
-        if gates.iter().any(|(named, _)| *named) {
-            // --golden requests the parity gate
-            let is_wanted = |(named, gate): &(bool, Gate)| *named || *gate == Gate::Parity && self.golden.is_some();
-            validator = validator.gates(gates.into_iter().filter(is_wanted).map(|(_, gate)| gate));
+        let all = gates.iter().all(|(named, _)| !*named);
+        // --golden requests the parity gate
+        let is_wanted = |(named, gate): &(bool, Gate)| all || *named || *gate == Gate::Parity && self.golden.is_some();
+        let wanted: BTreeSet<Gate> = gates.into_iter().filter(is_wanted).map(|(_, gate)| gate).collect();
+        self.check_effects(path, &wanted, core_ml.is_some())?;
+        if !all {
+            validator = validator.gates(wanted);
         }
         if let Some(path) = &self.golden {
             validator = validator.golden(path);
@@ -162,6 +178,39 @@ impl ValidateArgs {
             text.push_str("help: --plan-out FILE writes a compute plan on a Mac; --plan FILE judges it anywhere\n");
         }
         text
+    }
+
+    /// Refuses options that have no effect on what is validated.
+    fn check_effects(&self, path: &Path, gates: &BTreeSet<Gate>, core_ml: bool) -> Result<()> {
+        let (package, compiled) = (is_package(path), is_compiled(path));
+        let (kind, bundle) = match (package, compiled) {
+            (true, _) => ("a package", false),
+            (_, true) => ("a compiled model", false),
+            _ => ("the gates that run", true),
+        };
+        let parity = bundle && gates.contains(&Gate::Parity);
+        let numerics = gates.contains(&Gate::Numerics);
+        let residency = gates.contains(&Gate::Residency);
+        let options = [
+            ("--structure", self.structure, !compiled),
+            ("--numerics", self.numerics, !compiled),
+            ("--parity", self.parity, !compiled),
+            ("--forecast", self.forecast, !compiled),
+            ("--golden", self.golden.is_some(), parity),
+            ("--precision", !self.precision.is_empty(), parity),
+            ("--text", self.text.is_some(), bundle && numerics),
+            ("--max-tokens", self.max_tokens.is_some(), bundle && numerics),
+            ("--backend coreml", core_ml, parity || package && numerics),
+            ("--plan", self.plan.is_some(), residency),
+            ("--plan-out", self.plan_out.is_some(), residency),
+            ("--record", self.record, bundle),
+        ];
+        match options.into_iter().find(|(_, given, effective)| *given && !effective) {
+            Some((option, ..)) => {
+                Err(UsageError::new(format!("{option} has no effect on {kind}"), "leave it out").into())
+            }
+            None => Ok(()),
+        }
     }
 
     fn write(&self, report: &GatesReport, plan: Option<&ComputePlan>) -> Result<()> {

@@ -3,6 +3,8 @@
 //! A plan (`MLComputePlan`) describes the default function and the default shape of a model. So each function and each
 //! number of tokens has its own plan here, taken from a package whose default they are.
 
+mod coremltools;
+
 use std::fmt;
 use std::path::Path;
 
@@ -11,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::error::CoreMlError;
+use coremltools::CoremltoolsPlan;
 
 /// Version of the schema; readers refuse others.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -95,8 +98,10 @@ pub struct FunctionPlan {
     pub package: String,
     /// Name within the package.
     pub function: String,
-    /// Number of tokens of a call.
-    pub tokens: u64,
+    /// Number of tokens of a call. For models without a bundle, the size of the flexible dimension. `None` for fixed shapes,
+    /// or for the default shape.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<u64>,
     /// Ops, in their order.
     pub operations: Vec<Operation>,
     /// Error of Core ML if it refused to compile, plan or run the function.
@@ -165,16 +170,20 @@ pub struct Timing {
 const MAX_BYTES: u64 = 1 << 28;
 
 impl ComputePlan {
-    /// Reads a file.
+    /// Reads a plan, in this schema or in the form of coremltools' `MLComputePlan`.
     ///
     /// # Errors
-    /// If it can't be read, or isn't a plan of this version.
+    /// If the file can't be read, or isn't a plan of this version.
     pub fn read(path: &Path) -> Result<Self, CoreMlError> {
         let text = anec_base::input::read(path, MAX_BYTES)
             .map_err(|e| CoreMlError::plan(path, format!("can't be read: {}", e.error)))?;
         let wrong = |problem: String| CoreMlError::plan(path, problem);
-        // read the version first, because another one can have other fields
         let json: serde_json::Value = serde_json::from_slice(&text).map_err(|e| wrong(format!("not JSON: {e}")))?;
+        if json["format"] == coremltools::FORMAT {
+            let plan: CoremltoolsPlan = serde_json::from_value(json).map_err(|e| wrong(e.to_string()))?;
+            return plan.into_plan().map_err(wrong);
+        }
+        // check the version first: other versions can have other fields
         match json.get("schema_version").and_then(serde_json::Value::as_u64) {
             Some(version) if version == u64::from(SCHEMA_VERSION) => {}
             Some(version) => return Err(wrong(format!("schema version {version}, expected {SCHEMA_VERSION}"))),

@@ -7,18 +7,20 @@
 use super::error::CoreMlError;
 use anec_mil::{Program, SymbolRange};
 
-/// Returns the program with only `function`, for which `tokens` is the default length.
+/// Returns the program with only `function`, whose default length is `tokens`. Of several flexible dimensions, those that
+/// don't have this size keep their default.
 ///
 /// # Errors
-/// If there is no such function, or calls of it can't have so many tokens.
+/// If there is no such function, or no flexible dimension has this size.
 pub fn project(program: &Program, function: &str, tokens: u64) -> Result<Program, CoreMlError> {
     let error = |problem: String| CoreMlError::Function { function: function.to_owned(), problem };
     let mut projected = program.function(function).ok_or_else(|| error("the package doesn't have it".into()))?.clone();
-    for (symbol, lengths) in &mut projected.lengths {
-        if !lengths.contains(tokens) {
-            let name = symbol.name();
-            return Err(error(format!("{name} = {tokens} isn't among its lengths: {lengths:?}")));
-        }
+    if let Some((symbol, lengths)) = projected.lengths.first_key_value()
+        && !projected.lengths.values().any(|lengths| lengths.contains(tokens))
+    {
+        return Err(error(format!("{} = {tokens} isn't among its lengths: {lengths:?}", symbol.name())));
+    }
+    for lengths in projected.lengths.values_mut().filter(|lengths| lengths.contains(tokens)) {
         match lengths {
             SymbolRange::Range { default, .. } => *default = tokens,
             // the first is the default

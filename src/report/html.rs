@@ -260,7 +260,8 @@ fn placement(plan: &ComputePlan) -> String {
         plan.compute_units,
     );
     for function in &plan.functions {
-        let title = format!("{}, {}, T = {}", function.package, function.function, function.tokens);
+        let tokens = function.tokens.map_or_else(String::new, |tokens| format!(", T = {tokens}"));
+        let title = format!("{}, {}{tokens}", function.package, function.function);
         let _ = write!(text, "<h3>{}</h3>\n<div class=\"ops\">", markup(&title));
         function.operations.iter().for_each(|op| cells(op, &mut text));
         text.push_str("</div>\n");

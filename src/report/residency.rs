@@ -101,7 +101,7 @@ mod tests {
     use anec_bundle::{Bundle, PackageEntry, TokenCount};
     use anec_coreml::ComputePlan;
     use anec_runtime::fake::{self, FakeOptions};
-    use anec_validate::residency::judge;
+    use anec_validate::residency::{ResidencySubject, judge};
     use anec_validate::thresholds::ResidencyThresholds;
     use anec_validate::{GateReport, GatesReport, Verdict};
 
@@ -129,7 +129,8 @@ mod tests {
         change(&mut json);
         let plan: ComputePlan = serde_json::from_value(json).unwrap();
         let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/coremltools/conv_fp16"));
-        judge(&bundle(), folder, &plan, Path::new("plan.json"), thresholds)
+        let subject = ResidencySubject::of_bundle(&bundle(), folder)?;
+        judge(&subject, &plan, Path::new("plan.json"), thresholds)
     }
 
     fn judged(change: impl FnOnce(&mut Json)) -> (Verdict, String) {
@@ -371,7 +372,7 @@ mod tests {
         );
         assert!(text.ends_with("the plan's is ab12"), "{text}");
         let text = refused(|plan| plan["packages"][0]["package"] = json!("other.mlpackage"));
-        assert_eq!(text, "compute plan plan.json: it is of another bundle: double has no package other.mlpackage");
+        assert_eq!(text, "compute plan plan.json: it is of another model: double has no package other.mlpackage");
         let text = refused(|plan| plan["packages"] = json!([]));
         assert_eq!(text, "compute plan plan.json: it has a function of model.mlpackage, but no digest of that");
         let text = refused(|plan| plan["compute_units"] = json!("all"));

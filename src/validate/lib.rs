@@ -49,6 +49,7 @@ pub mod perplexity;
 pub mod prompts;
 pub mod residency;
 mod simulation;
+mod sizes;
 pub mod structure;
 pub mod third_party;
 pub mod thresholds;

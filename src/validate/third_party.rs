@@ -1,41 +1,26 @@
 //! Gates of packages that anec didn't make.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use super::lint::lint;
-use super::measure::LogitMeasures;
+use super::measure::{LogitMeasures, cosine};
 use super::numerics::check;
+use super::residency::latency::run_directly;
+use super::residency::subject::{Signature, SubjectCall};
+use super::residency::take::with_compiled;
+use super::sizes::{default_size, fixed_at, sizes};
 use super::thresholds::NumericsThresholds;
 use super::verdict::{Check, GateReport, listed};
 use super::watch::ValueRange;
-use anec_base::{Result, SplitMix64};
+use anec_base::{FileError, Result, SplitMix64};
+use anec_coreml::array::OwnedValues;
+use anec_coreml::{ComputeUnits, Engine};
 use anec_exec::{ExecError, ExecOptions, Executable, Precision, Tensor, TensorData, WeightCache};
 use anec_mil::constant::Data;
 use anec_mil::verify::{infer_types, verify, verify_function};
 use anec_mil::{Constant, DataType, Function, TensorType, Value};
 use anec_package::Package;
-
-/// Tested sizes of a flexible dimension: smallest, default, largest.
-pub(super) fn sizes(function: &Function) -> Vec<Function> {
-    let lengths: Vec<_> = function.lengths.iter().collect();
-    let Some((_, first)) = lengths.first() else { return vec![function.clone()] };
-    let mut sizes = match first {
-        anec_mil::SymbolRange::Range { lower, upper, default } => {
-            // an unbounded dimension is tried near its default
-            vec![(*lower).max(1), *default, upper.unwrap_or(*default + 1).min(default.saturating_mul(8).max(8))]
-        }
-        anec_mil::SymbolRange::Enumerated(sizes) => sizes.clone(),
-    };
-    sizes.sort_unstable();
-    sizes.dedup();
-    let fix = |size: u64| {
-        lengths.iter().fold(function.clone(), |fixed, (symbol, lengths)| {
-            let size = if lengths.contains(size) { size } else { lengths.default_size() };
-            fixed.with_length(symbol, size)
-        })
-    };
-    sizes.into_iter().map(fix).collect()
-}
 
 /// Structure gate of a package called `name`.
 pub fn structure(name: &str, package: &Package) -> GateReport {
@@ -119,8 +104,94 @@ fn size(function: &Function, fixed: &Function) -> String {
 
 /// Parity gate of a package. The meaning of its inputs isn't known, so a golden can't be compared.
 pub fn parity(name: &str) -> GateReport {
-    let reason = "a package says nothing of what its inputs mean; parity is for bundles";
+    let reason = "a package doesn't say what its inputs mean; parity is for bundles";
     GateReport::new(super::parity::GATE, vec![Check::unproven(name, "it agrees with a golden", reason)])
+}
+
+/// Checks of what Core ML computes for each function of a package at its default shape, on generated inputs.
+///
+/// # Errors
+/// If the package can't be copied.
+pub fn core_ml(
+    engine: &impl Engine,
+    name: &str,
+    package: &Package,
+    units: ComputeUnits,
+    thresholds: &NumericsThresholds,
+) -> Result<Vec<Check>> {
+    let room = tempfile::tempdir().map_err(FileError::of(&std::env::temp_dir(), "create a folder in"))?;
+    let claim = format!("Core ML with {units} computes what f32 computes");
+    let mut checks = Vec::new();
+    for function in &package.program.functions {
+        let subject = format!("{name}, {}", function.name);
+        let fixed = fixed_at(function, None);
+        let (signature, inputs) = match (Signature::of(&fixed), made_up_inputs(&fixed)) {
+            (Some(signature), Ok(inputs)) => (signature, inputs),
+            (None, _) => {
+                checks.push(Check::unproven(subject, &claim, "it has arrays of other types than fp16, fp32 and int32"));
+                continue;
+            }
+            (_, Err(reason)) => {
+                checks.push(Check::unproven(subject, &claim, reason));
+                continue;
+            }
+        };
+        let single = Executable::compile(&fixed, ExecOptions { precision: Precision::F32 }, &WeightCache::new());
+        let given: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+        let expected = single.and_then(|single| single.run(&given, &mut single.new_state()));
+        let expected = match expected {
+            Ok(expected) => expected,
+            Err(error) => {
+                checks.push(Check::unproven(subject, &claim, error.to_string()));
+                continue;
+            }
+        };
+        let values: Vec<OwnedValues> = inputs.iter().map(|(_, tensor)| values_of(tensor)).collect();
+        let call =
+            SubjectCall { part: 0, function: function.name.clone(), tokens: default_size(function), is_default: true };
+        let run = |path: &Path| run_directly(engine, path, units, &signature, &values, 0);
+        let problem = match with_compiled(engine, package, &call, room.path(), run)? {
+            Err(error) => Some(error.to_string()),
+            Ok((outputs, _)) => difference(&signature, &outputs, &expected, thresholds),
+        };
+        checks.push(Check::of(subject, &claim, problem));
+    }
+    Ok(checks)
+}
+
+fn values_of(tensor: &Tensor) -> OwnedValues {
+    match &tensor.data {
+        TensorData::F32(values) => OwnedValues::Floats(values.to_vec()),
+        TensorData::I32(values) => OwnedValues::Integers(values.to_vec()),
+        TensorData::Bool(values) => OwnedValues::Integers(values.iter().map(|value| i32::from(*value)).collect()),
+    }
+}
+
+/// Differences of Core ML's outputs from the expected ones; `None` if all agree.
+fn difference(
+    signature: &Signature,
+    outputs: &[OwnedValues],
+    expected: &[(String, Tensor)],
+    thresholds: &NumericsThresholds,
+) -> Option<String> {
+    let mut problems = Vec::new();
+    for (array, found) in signature.outputs.iter().zip(outputs) {
+        let expected = expected.iter().find(|(name, _)| *name == array.name).map(|(_, tensor)| values_of(tensor));
+        match (found, expected) {
+            (OwnedValues::Floats(found), Some(OwnedValues::Floats(expected))) => {
+                let cosine = cosine(found, &expected);
+                if found.iter().any(|value| !value.is_finite()) {
+                    problems.push(format!("`{}` has elements that aren't finite", array.name));
+                } else if !(cosine >= thresholds.cosine) {
+                    problems
+                        .push(format!("`{}`: cosine {cosine:.5}, expected at least {}", array.name, thresholds.cosine));
+                }
+            }
+            (OwnedValues::Integers(found), Some(OwnedValues::Integers(expected))) if *found == expected => {}
+            _ => problems.push(format!("`{}` differs", array.name)),
+        }
+    }
+    listed(&problems)
 }
 
 const CLAIM: &str = "fp16 computes what f32 computes";

@@ -1,7 +1,7 @@
 //! Predicate: the rules of MIL.
 
 use super::{Failure, Predicate};
-use crate::third_party::sizes;
+use crate::sizes::sizes;
 use anec_base::Result;
 use anec_mil::Function;
 use anec_mil::verify::{Finding, infer_types, verify_function};

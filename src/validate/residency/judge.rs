@@ -1,85 +1,77 @@
-//! Judges the compute plan of a bundle.
+//! Judges the compute plan of a model.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use indexmap::IndexMap;
 
 use super::latency::Latency;
-use super::take::{digest, lengths};
+use super::subject::{ResidencySubject, SubjectCall};
 use super::weights::WeightBytes;
 use super::{CLAIM, GATE, UNITS};
 use crate::thresholds::ResidencyThresholds;
 use crate::verdict::{Check, GateReport, MisplacedOp, Verdict};
 use anec_base::Result;
-use anec_bundle::{Bundle, FunctionEntry};
 use anec_coreml::plan::{Device, FunctionPlan, Operation};
 use anec_coreml::{ComputePlan, CoreMlError};
 use anec_mil::{Function, catalogue};
-use anec_package::Package;
 
-/// Judges the plan of the bundle in a folder; `path` is the plan's.
+/// Judges the plan of a model; `path` is the plan's.
 ///
-/// Every function must be in the plan at every number of tokens. Each must have a convolution, and every compute op
-/// must prefer the Neural Engine; writing a state is a compute op, reading one isn't. A manifest may require a share of
-/// the planned cost in addition, or instead if it gives a reason. Ops without a device are undetermined: a separate
-/// check reports their number and whether latency speaks for them.
+/// Every function must be in the plan at every size. Each must have a convolution, and every compute op must prefer the
+/// Neural Engine; writing a state is a compute op, reading one isn't. A manifest may require a share of the planned cost
+/// in addition, or instead if it gives a reason. Ops without a device are undetermined: a separate check reports their
+/// number and whether latency speaks for them.
 ///
 /// # Errors
-/// If the plan is of another bundle or of other bytes, contradicts itself, or wasn't taken for the Neural Engine.
+/// If the plan is of another model or of other bytes, contradicts itself, or wasn't taken for the Neural Engine.
 pub fn judge(
-    bundle: &Bundle,
-    folder: &Path,
+    subject: &ResidencySubject,
     plan: &ComputePlan,
     path: &Path,
     thresholds: &ResidencyThresholds,
 ) -> Result<GateReport> {
-    let mut packages = HashMap::new();
-    for entry in &bundle.packages {
-        packages.insert(entry.package.as_str(), anec_package::open(&folder.join(&entry.package))?);
-    }
-    check_plan(bundle, plan, &packages).map_err(|problem| CoreMlError::plan(path, problem))?;
+    check_plan(subject, plan).map_err(|problem| CoreMlError::plan(path, problem))?;
     let taken = Check {
         detail: Some(format!("{}, {}, {}", plan.machine, plan.date, plan.compute_units)),
         ..Check::of("plan", "it is of these packages", None)
     };
     let mut checks = vec![taken];
-    for entry in bundle.all_functions() {
-        let package = packages.get(entry.package.as_str());
-        let Some(function) = package.and_then(|package| package.program.function(&entry.function)) else {
-            let problem = Some(format!("{} has no such function", entry.package));
-            checks.push(Check::of(&entry.function, "it is in its package", problem));
+    for call in &subject.calls {
+        let (name, part) = (display_name(subject, call), subject.part(call));
+        let Some(convs) = part.convs(&call.function) else {
+            let problem = Some(format!("{} has no such function", part.name));
+            checks.push(Check::of(&call.function, "it is in its package", problem));
             continue;
         };
-        let weights = WeightBytes::of(function);
-        for tokens in lengths(entry.tokens) {
-            let subject = subject(entry, tokens);
-            let of_entry = |planned: &&FunctionPlan| {
-                (&planned.package, &planned.function, planned.tokens) == (&entry.package, &entry.function, tokens)
-            };
-            let Some(planned) = plan.functions.iter().find(of_entry) else {
-                checks.push(Check::unproven(subject, CLAIM, "the plan says nothing of it"));
-                continue;
-            };
-            if let Some(refused) = &planned.refused {
-                checks.push(Check::of(subject, CLAIM, Some(format!("it was refused: {refused}"))));
-                continue;
-            }
-            if plan.machine.neural_engine_cores.is_none() {
-                let reason = "the plan is of a machine without a Neural Engine, as virtual machines are";
-                checks.push(Check::unproven(subject, CLAIM, reason));
-                continue;
-            }
-            let latency = Latency::of(planned);
-            let mut census = Census::default();
-            census.count(&planned.operations, &weights);
-            let check = placement(subject.clone(), function, &census, latency, thresholds);
-            let resident = check.verdict == Verdict::Passed;
-            checks.push(check);
-            checks.extend(undetermined(&subject, census, latency.filter(|_| resident), thresholds.shortest_ms));
-            if let Some(latency) = latency.filter(|_| resident) {
-                checks.push(clock(subject, latency.contradiction(thresholds.shortest_ms)));
-            }
+        let is_of_call = |planned: &&FunctionPlan| {
+            planned.package == part.name
+                && planned.function == call.function
+                && (planned.tokens == call.tokens || planned.tokens.is_none() && call.is_default)
+        };
+        let Some(planned) = plan.functions.iter().find(is_of_call) else {
+            checks.push(Check::unproven(name, CLAIM, "the plan says nothing of it"));
+            continue;
+        };
+        if let Some(refused) = &planned.refused {
+            checks.push(Check::of(name, CLAIM, Some(format!("it was refused: {refused}"))));
+            continue;
+        }
+        if plan.machine.neural_engine_cores.is_none() {
+            let reason = "the plan is of a machine without a Neural Engine, as virtual machines are";
+            checks.push(Check::unproven(name, CLAIM, reason));
+            continue;
+        }
+        let latency = Latency::of(planned);
+        let mut census = Census::default();
+        let weights = part.function(&call.function).map(WeightBytes::of).unwrap_or_default();
+        census.count(&planned.operations, &weights);
+        let check = placement(name.clone(), convs, &census, latency, thresholds);
+        let resident = check.verdict == Verdict::Passed;
+        checks.push(check);
+        checks.extend(undetermined(&name, census, latency.filter(|_| resident), thresholds.shortest_ms));
+        if let Some(latency) = latency.filter(|_| resident) {
+            checks.push(clock(name, latency.contradiction(thresholds.shortest_ms)));
         }
     }
     let notes = thresholds.reason.iter().map(|reason| {
@@ -100,15 +92,15 @@ fn share_claim(thresholds: &ResidencyThresholds) -> String {
 }
 
 /// Problem of the plan as a whole.
-fn check_plan(bundle: &Bundle, plan: &ComputePlan, packages: &HashMap<&str, Package>) -> Result<(), String> {
+fn check_plan(subject: &ResidencySubject, plan: &ComputePlan) -> Result<(), String> {
     if plan.compute_units != UNITS {
         return Err(format!("it was taken for {}, expected {UNITS}", plan.compute_units));
     }
     for listed in &plan.packages {
-        let Some(package) = packages.get(listed.package.as_str()) else {
-            return Err(format!("it is of another bundle: {} has no package {}", bundle.name, listed.package));
+        let Some(part) = subject.parts.iter().find(|part| part.name == listed.package) else {
+            return Err(format!("it is of another model: {} has no package {}", subject.name, listed.package));
         };
-        let found = digest(package).map_err(|e| e.to_string())?;
+        let found = part.digest().map_err(|e| e.to_string())?;
         if found != listed.sha256 {
             return Err(format!(
                 "{} is not the package that the plan was taken of: SHA-256 {found}, the plan's is {}",
@@ -122,25 +114,29 @@ fn check_plan(bundle: &Bundle, plan: &ComputePlan, packages: &HashMap<&str, Pack
         if !plan.packages.iter().any(|listed| listed.package == *package) {
             return Err(format!("it has a function of {package}, but no digest of that"));
         }
-        let known = |entry: &&FunctionEntry| (&entry.package, &entry.function) == (package, function);
-        let entry = bundle.all_functions().find(known);
-        if !entry.is_some_and(|entry| entry.tokens.allows(*tokens)) {
-            return Err(format!("{package} has no function `{function}` for {tokens} tokens"));
+        let size = tokens.map_or_else(String::new, |tokens| format!(" for {tokens} tokens"));
+        let is_known = subject.calls.iter().any(|call| {
+            (&subject.part(call).name, &call.function) == (package, function)
+                && (tokens.is_none() || call.tokens == *tokens)
+        });
+        if !is_known {
+            return Err(format!("{package} has no function `{function}`{size}"));
         }
         if !seen.insert((package, function, tokens)) {
-            return Err(format!("it has function `{function}` of {package} for {tokens} tokens twice"));
+            return Err(format!("it has function `{function}` of {package}{size} twice"));
         }
     }
     Ok(())
 }
 
 /// Display name of a call: `layers_0_3, T = 1`.
-fn subject(entry: &FunctionEntry, tokens: u64) -> String {
-    let package = entry.package.strip_suffix(".mlpackage").unwrap_or(&entry.package);
-    match entry.function.as_str() {
-        "main" => format!("{package}, T = {tokens}"),
-        function => format!("{package} {function}, T = {tokens}"),
-    }
+fn display_name(subject: &ResidencySubject, call: &SubjectCall) -> String {
+    let part = subject.part(call).name.as_str();
+    let part =
+        [".mlpackage", ".mlmodelc", ".mlmodel"].iter().find_map(|suffix| part.strip_suffix(suffix)).unwrap_or(part);
+    let function = if call.function == "main" { String::new() } else { format!(" {}", call.function) };
+    let size = call.tokens.map_or_else(String::new, |tokens| format!(", T = {tokens}"));
+    format!("{part}{function}{size}")
 }
 
 /// Class of an operator for placement.
@@ -222,14 +218,13 @@ pub fn misplaced(function: &Function, operations: &[Operation]) -> Vec<Misplaced
 /// Checks the placement of one function's ops.
 fn placement(
     subject: String,
-    function: &Function,
+    convs_in_program: usize,
     census: &Census,
     latency: Option<Latency>,
     thresholds: &ResidencyThresholds,
 ) -> Check {
     let loosened = thresholds.reason.is_some();
     let claim = if loosened { share_claim(thresholds) } else { CLAIM.to_owned() };
-    let convs_in_program = function.ops().filter(|op| op.operator == "conv").count();
     let mut problems = Vec::new();
     if census.compute == 0 {
         problems.push("the plan has no compute op".to_owned());

@@ -1,18 +1,21 @@
 //! Cross-check of a plan by latency: calls on the Neural Engine are faster than on the CPU alone.
 
+use std::path::Path;
 use std::time::Instant;
 
 use anec_base::Result;
 use anec_bundle::{FunctionEntry, Port, PortRole};
 use anec_coreml::ComputeUnits;
-use anec_coreml::array::Element;
+use anec_coreml::array::{Element, OwnedValues, StridedArray};
 use anec_coreml::plan::{FunctionPlan, Timing};
+use anec_coreml::{CoreMlError, Engine, LoadedFunction};
 use anec_exec::{Tensor, TensorData};
 use anec_runtime::Sequence;
 use anec_runtime::coreml::element;
 use anec_runtime::inputs::shape_of;
 
 use super::UNITS;
+use super::subject::Signature;
 
 /// Uncounted calls at the beginning, which load, allocate and wake the device.
 const WARM_UP: usize = 3;
@@ -48,6 +51,53 @@ pub fn measure(sequence: &mut dyn Sequence, function: usize, entry: &FunctionEnt
         }
     }
     Ok(milliseconds)
+}
+
+/// Loads a compiled model of one function and calls it with `inputs`, in the order of the signature. Returns the outputs of
+/// the first call and the milliseconds of `calls` later ones.
+///
+/// # Errors
+/// If Core ML refuses to load or call it.
+pub fn run_directly(
+    engine: &impl Engine,
+    compiled: &Path,
+    units: ComputeUnits,
+    signature: &Signature,
+    inputs: &[OwnedValues],
+    calls: usize,
+) -> Result<(Vec<OwnedValues>, Vec<f64>), CoreMlError> {
+    let loaded = engine.load(compiled, None, units)?;
+    let state = if signature.states.is_empty() { None } else { Some(loaded.state(&signature.states)?) };
+    let mut call = loaded.call(&signature.inputs, &signature.outputs)?;
+    let values: Vec<_> = inputs.iter().map(OwnedValues::as_values).collect();
+    let outputs = loaded.predict(&mut call, state.as_ref(), &values)?;
+    let mut milliseconds = Vec::with_capacity(calls);
+    for index in 0..if calls == 0 { 0 } else { WARM_UP + calls } {
+        let begin = Instant::now();
+        loaded.predict(&mut call, state.as_ref(), &values)?;
+        if index >= WARM_UP {
+            milliseconds.push(begin.elapsed().as_secs_f64() * 1e3);
+        }
+    }
+    Ok((outputs, milliseconds))
+}
+
+/// Times calls of a compiled model of one function with zero inputs; milliseconds.
+///
+/// # Errors
+/// As [`run_directly`].
+pub fn measure_directly(
+    engine: &impl Engine,
+    compiled: &Path,
+    units: ComputeUnits,
+    signature: &Signature,
+) -> Result<Vec<f64>, CoreMlError> {
+    let zeros = |array: &StridedArray| match array.element {
+        Element::I32 => OwnedValues::Integers(vec![0; array.count()]),
+        Element::F16 | Element::F32 => OwnedValues::Floats(vec![0.0; array.count()]),
+    };
+    let inputs: Vec<OwnedValues> = signature.inputs.iter().map(zeros).collect();
+    Ok(run_directly(engine, compiled, units, signature, &inputs, CALLS)?.1)
 }
 
 /// Latency of a function.
@@ -109,7 +159,7 @@ mod tests {
         FunctionPlan {
             package: "p".into(),
             function: "main".into(),
-            tokens: 1,
+            tokens: Some(1),
             operations: Vec::new(),
             refused: None,
             timings: timings.collect(),

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use anec_mil::{Binding, Constant, Function, Op, Uses, ValueId};
 
 /// Bytes of weights that each op reads, by the names of its results.
+#[derive(Default)]
 pub struct WeightBytes(HashMap<String, u64>);
 
 impl WeightBytes {
