@@ -185,12 +185,33 @@ fn matches_op(pattern: &OpPattern, function: &Function, op: &Op) -> bool {
         && pattern.width_above.is_none_or(|limit| {
             tensors(function, op).any(|ty| ty.rank() > 2 && ty.shape.iter().rev().take(2).any(|d| size(d) > limit))
         })
+        && pattern.plane_from.is_none_or(|limit| {
+            let plane = |ty: &TensorType| {
+                let [rows, columns] = ty.shape.last_chunk::<2>()?;
+                size_range(function, rows)?[1].checked_mul(size_range(function, columns)?[1])
+            };
+            results(function, op).filter_map(plane).any(|plane| plane >= limit)
+        })
+        && pattern.rows_between.is_none_or(|[first, last]| {
+            let rows = |ty: &TensorType| size_range(function, &ty.shape.last_chunk::<2>()?[0]);
+            results(function, op).filter_map(rows).any(|[least, most]| least <= last && most >= first)
+        })
         && pattern.last_axis_below.is_none_or(|limit| {
             results(function, op).any(|ty| ty.shape.last().and_then(Dim::fixed).is_some_and(|size| size < limit))
         })
         && pattern.input_channels_above.is_none_or(|limit| channels(1) * groups() > limit)
         && (!pattern.depthwise || (groups() > 1 && channels(1) == 1))
         && (!pattern.payload_notch || is_const_half(function, op) && in_notch(weight()))
+}
+
+/// Smallest and largest size of a dimension; `None` if it isn't known.
+fn size_range(function: &Function, dim: &Dim) -> Option<[u64; 2]> {
+    let Dim::Symbolic { factor, symbol, offset } = dim else { return dim.fixed().map(|size| [size, size]) };
+    let sizes = match function.lengths.get(symbol)? {
+        SymbolRange::Range { lower, upper, default } => [*lower, upper.unwrap_or(*default)],
+        SymbolRange::Enumerated(sizes) => [*sizes.iter().min()?, *sizes.iter().max()?],
+    };
+    Some(sizes.map(|size| factor.saturating_mul(size).saturating_add_signed(*offset)))
 }
 
 /// Whether a convolution's weight is stored in fp16.
@@ -330,9 +351,33 @@ mod tests {
         assert_eq!(rules_of(&[1, 20_000, 1, 2], MIDDLE, |ops, x| ops.silu(x)), ["dimension-above-16384"]);
         assert_eq!(
             rules_of(&[1, 8, 1, 32], 2_300_000_000, |ops, x| ops.silu(x)),
-            ["weights-above-2-gb", "weights-above-1400-mb", "weights-above-250-mb"]
+            ["weights-above-2-gb", "weights-above-1-gib", "weights-above-1400-mb", "weights-above-250-mb"]
         );
         assert_eq!(rules_of(&[1, 8, 1, 32], 1000, |ops, x| ops.silu(x)), ["tiny-graph"]);
+    }
+
+    #[test]
+    fn score_matrices_are_measured_by_head() {
+        let scores = |heads: u64, rows: u64, columns: u64| {
+            rules_of(&[1, heads, rows, columns], MIDDLE, |ops, x| ops.softmax(x, -1))
+        };
+        assert_eq!(scores(2, 1024, 1024), ["score-matrix"]);
+        assert!(scores(16, 1023, 1024).is_empty());
+        assert_eq!(scores(1, 505, 505), ["rows-501-to-512"]);
+        assert!(scores(1, 500, 505).is_empty() && scores(1, 513, 513).is_empty());
+        // flexible dimensions count at their largest size
+        let flexible = |upper: u64| {
+            let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
+            let t = ops.symbol("T", SymbolRange::Range { lower: 1, upper: Some(upper), default: 1 });
+            let shape = [Dim::Fixed(1), Dim::Fixed(2), Dim::symbol(&t), Dim::Fixed(4096)];
+            let x = ops.input("x", TensorType { dtype: DataType::Fp16, shape: shape.to_vec() });
+            let y = ops.softmax(x, -1);
+            ops.output("y", y);
+            let program = Program::single(ops.finish().unwrap());
+            let found: Vec<String> = forecast("p", &program, MIDDLE, &[]).into_iter().map(|of| of.rule).collect();
+            found.contains(&"score-matrix".to_owned())
+        };
+        assert!(flexible(256) && !flexible(255));
     }
 
     #[test]

@@ -72,7 +72,16 @@ pub struct ContextPrediction {
 /// Numbers of prompt and generated tokens of the text by which forms are compared, if the context can hold them.
 pub const TEXT: [u64; 2] = [512, 256];
 
+/// Tokens over which the search spreads the time of a first load, which the system repeats after each update.
+pub const TOKENS_PER_LOAD: f64 = 1e5;
+
 impl ChipPrediction {
+    /// Milliseconds per token of the compared text, with the first load of all functions spread over [`TOKENS_PER_LOAD`].
+    pub fn cost_per_token(&self) -> f64 {
+        let [least, most] = self.first_load_seconds;
+        self.milliseconds_per_token() + (least + most) / 2.0 * 1e3 / TOKENS_PER_LOAD
+    }
+
     /// Milliseconds per token of a text with [`TEXT`] prompt and generated tokens, or two thirds and one third of the
     /// largest context if that is shorter. Each token uses the smallest context that holds it.
     pub fn milliseconds_per_token(&self) -> f64 {
@@ -142,6 +151,7 @@ struct PlannedFunction<'a> {
     tokens: u64,
     weights: Vec<WeightUse>,
     macs: u64,
+    scores: u64,
 }
 
 /// Predicts the conversion of a resolved manifest on chips.
@@ -177,6 +187,7 @@ pub fn predict(
             tokens,
             weights: workload.weights.clone(),
             macs: workload.macs(tokens),
+            scores: workload.scores(tokens),
         });
         Ok(functions.collect::<Vec<_>>())
     });
@@ -275,6 +286,7 @@ fn work(manifest: &Manifest, plan: &ConvertPlan, function: &PlannedFunction<'_>,
     let mut work = CallWork {
         state_bytes: package.state_bytes.get(index).copied().unwrap_or(0) as f64,
         macs: function.macs as f64,
+        scores: function.scores as f64,
         head,
         ..CallWork::default()
     }

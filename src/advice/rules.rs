@@ -50,12 +50,21 @@ impl Rule {
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum Severity {
+    /// Runs on the Neural Engine and computes wrong numbers.
+    Wrong,
     /// Expected to leave the Neural Engine, or not to compile for it.
     Falls,
     /// Contested, or dependent on chip, system and size.
     Doubtful,
     /// Runs on the Neural Engine, but slowly.
     Slow,
+}
+
+impl Severity {
+    /// Whether a form to which such a rule applies can't be used on the Neural Engine.
+    pub fn excludes(self) -> bool {
+        matches!(self, Severity::Wrong | Severity::Falls)
+    }
 }
 
 /// Evidence for or against a rule.
@@ -127,6 +136,12 @@ pub struct OpPattern {
     /// Size of one of the last two axes is larger.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub width_above: Option<u64>,
+    /// Product of a result's last two axes is at least this, at the largest size of flexible dimensions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plane_from: Option<u64>,
+    /// Last axis but one of a result can have a size from the first to the second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows_between: Option<[u64; 2]>,
     /// Last axis of a result is smaller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_axis_below: Option<u64>,
@@ -335,7 +350,9 @@ mod tests {
             for span in remedy.split('`').skip(1).step_by(2) {
                 if let Some((key, value)) = span.split_once(": ") {
                     let manifest = anec_manifest::Manifest::from_yaml("", &place, &[format!("{key}={value}")]);
-                    assert!(manifest.is_ok(), "{place}: `{span}`: {}", manifest.unwrap_err());
+                    // a value that needs another key beside it is one
+                    let known = matches!(manifest, Ok(_) | Err(anec_manifest::ManifestError::Value { .. }));
+                    assert!(known, "{place}: `{span}`: {}", manifest.unwrap_err());
                 } else if !span.contains(' ') && !span.starts_with("--") {
                     let path: Vec<&str> = span.split('.').collect();
                     assert!(has_property(&schema, &schema, &path), "{place}: a manifest has no key `{span}`");

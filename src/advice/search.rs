@@ -10,8 +10,8 @@ pub mod layers;
 use serde::Serialize;
 
 use super::chips::ChipTarget;
-use super::predict::{ChipPrediction, predict, text};
-use super::rules::{Applies, Severity, rules};
+use super::predict::{ChipPrediction, TOKENS_PER_LOAD, predict, text};
+use super::rules::{Applies, rules};
 use anec_base::{Diagnostic, Error, Fault, Result};
 use anec_convert::ConvertPlan;
 use anec_family::{FamilyModel, Purpose};
@@ -21,19 +21,48 @@ use forms::FormChoice;
 use layers::{Division, LayerTable};
 
 /// Limits of a search.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SearchLimits {
     /// Maximum weights of a package, in MB; defaults to what the rules and chips allow.
     pub max_mb: Option<f64>,
-    /// Maximum memory with the functions of a text loaded, in MB; defaults to what the chips allow.
+    /// Maximum memory with all functions loaded, in MB; defaults to what the chips allow.
     pub max_memory_mb: Option<f64>,
+    /// Maximum seconds of the first load of all functions, by the slowest load that was seen.
+    pub max_first_load: Option<f64>,
     /// Minimum bits of a weight. The search predicts speed and not the loss by fewer bits.
     pub least_bits: u32,
 }
 
 impl Default for SearchLimits {
     fn default() -> Self {
-        SearchLimits { max_mb: None, max_memory_mb: None, least_bits: 8 }
+        SearchLimits { max_mb: None, max_memory_mb: None, max_first_load: None, least_bits: 8 }
+    }
+}
+
+impl SearchLimits {
+    /// Limits the weights of a package, in MB.
+    pub fn max_mb(mut self, megabytes: impl Into<Option<f64>>) -> Self {
+        self.max_mb = megabytes.into();
+        self
+    }
+
+    /// Limits the memory with all functions loaded, in MB.
+    pub fn max_memory_mb(mut self, megabytes: impl Into<Option<f64>>) -> Self {
+        self.max_memory_mb = megabytes.into();
+        self
+    }
+
+    /// Limits the seconds of the first load of all functions.
+    pub fn max_first_load(mut self, seconds: impl Into<Option<f64>>) -> Self {
+        self.max_first_load = seconds.into();
+        self
+    }
+
+    /// Sets the minimum bits of a weight.
+    pub fn least_bits(mut self, bits: u32) -> Self {
+        self.least_bits = bits;
+        self
     }
 }
 
@@ -122,10 +151,21 @@ pub fn ladders(largest: u64) -> Vec<Vec<u64>> {
     ladders
 }
 
-/// Mean time per token over the chips.
+/// Quantity that the search minimizes: the mean over the chips of the time per token, with the first load spread over many
+/// tokens.
 pub fn objective(predictions: &[ChipPrediction]) -> f64 {
-    let sum: f64 = predictions.iter().map(ChipPrediction::milliseconds_per_token).sum();
+    let sum: f64 = predictions.iter().map(ChipPrediction::cost_per_token).sum();
     sum / predictions.len().max(1) as f64
+}
+
+/// Smallest number of elements of a head's score matrix that a rule excludes for the targets, with the rule's name.
+fn score_limit(targets: &[ChipTarget<'_>]) -> Option<(u64, String)> {
+    let excluding = rules().into_iter().filter(|rule| rule.severity.excludes() && rule.concerns(targets));
+    let limits = excluding.filter_map(|rule| match &rule.applies {
+        Applies::Op(pattern) => Some((pattern.plane_from?, rule.id)),
+        _ => None,
+    });
+    limits.min_by_key(|(elements, _)| *elements)
 }
 
 /// Maximum weight bytes of a package: the user's limit, or the smallest of the chips' and rules'.
@@ -136,7 +176,7 @@ fn package_limit(targets: &[ChipTarget<'_>], limits: &SearchLimits) -> (f64, Str
             limit = (megabytes, reason);
         }
     };
-    for rule in rules().iter().filter(|rule| rule.severity == Severity::Falls && rule.concerns(targets)) {
+    for rule in rules().iter().filter(|rule| rule.severity.excludes() && rule.concerns(targets)) {
         if let Applies::Weights(pattern) = &rule.applies
             && let Some(bytes) = pattern.bytes_above
         {
@@ -192,6 +232,7 @@ pub fn search(
     let memory = memory_limit(targets, limits);
     let forms = forms::choose(manifest, model, targets, limits)?;
     let largest = manifest.context.all().last().copied().unwrap_or(1);
+    let scores = score_limit(targets);
     let ladders = ladders(largest);
     let mut table = LayerTable::of(&forms.manifest, model, &ladders, targets)?;
     let too_large = |table: &LayerTable<'_>| forms.weights.iter().all(|of| !table.fits(&of.quant, max_mb));
@@ -209,20 +250,33 @@ pub fn search(
             continue;
         };
         for lengths in table.lengths() {
-            let loaded = table.loaded_bytes(&weights.quant, targets, lengths.len());
-            if let Some((most, reason)) = &memory
-                && loaded > most * 1e6
-            {
-                why_not = format!("{:.0} MB of loaded weights are more than {most:.0} MB ({reason})", loaded / 1e6);
+            let most_tokens = lengths[lengths.len() - 1];
+            if let Some((limit, rule)) = scores.as_ref().filter(|(limit, _)| most_tokens * largest >= *limit) {
+                why_not =
+                    format!("{most_tokens} tokens against {largest} slots are {limit} scores or more (rule {rule})");
                 continue;
             }
-            for contexts in ladders.iter().filter(|contexts| contexts[0] >= lengths[lengths.len() - 1]) {
+            for contexts in ladders.iter().filter(|contexts| contexts[0] >= most_tokens) {
+                let (of_lengths, of_contexts) = (lengths.len(), contexts.len());
+                let loaded = table.loaded_bytes(&weights.quant, targets, of_lengths, of_contexts);
+                if let Some((most, reason)) = &memory
+                    && loaded > most * 1e6
+                {
+                    why_not = format!("{:.0} MB of loaded weights are more than {most:.0} MB ({reason})", loaded / 1e6);
+                    continue;
+                }
+                let first_load = table.first_load_seconds(&weights.quant, of_lengths, of_contexts);
+                if let Some(most) = limits.max_first_load
+                    && first_load[1] > most
+                {
+                    why_not = format!("the first load takes up to {:.0} s, more than {most:.0} s", first_load[1]);
+                    continue;
+                }
                 compared += 1;
                 let Some(division) = table.divide(&weights.quant, lengths, contexts, targets, max_mb) else { continue };
-                let better = best.as_ref().is_none_or(|(time, _)| division.milliseconds < time - 1e-9);
-                if better {
-                    let candidate = Candidate { weights, lengths, contexts, pieces, loaded, division };
-                    best = Some((candidate.division.milliseconds, candidate));
+                let cost = division.milliseconds + (first_load[0] + first_load[1]) / 2.0 * 1e3 / TOKENS_PER_LOAD;
+                if best.as_ref().is_none_or(|(least, _)| cost < least - 1e-9) {
+                    best = Some((cost, Candidate { weights, lengths, contexts, pieces, loaded, first_load, division }));
                 }
             }
         }
@@ -233,7 +287,8 @@ pub fn search(
     let manifest = found.manifest(table.manifest(), max_mb);
     let plan = ConvertPlan::new(&manifest, model)?;
     let predictions = predict(&manifest, model, &plan, targets)?;
-    let milliseconds_per_token = objective(&predictions);
+    let times = predictions.iter().map(ChipPrediction::milliseconds_per_token);
+    let milliseconds_per_token = times.sum::<f64>() / predictions.len().max(1) as f64;
     Ok(FoundManifest { manifest, reasons, predictions, milliseconds_per_token, compared })
 }
 
@@ -244,6 +299,7 @@ struct Candidate<'a> {
     contexts: &'a [u64],
     pieces: u64,
     loaded: f64,
+    first_load: [f64; 2],
     division: Division,
 }
 
@@ -273,12 +329,17 @@ impl Candidate<'_> {
         table: &LayerTable<'_>,
     ) -> Vec<ChoiceReason> {
         let reason = |key, reason| ChoiceReason { key, reason };
-        let fits = memory.map_or_else(String::new, |(most, reason)| {
-            format!("; {:.0} MB loaded at a time, of {most:.0} MB ({reason})", self.loaded / 1e6)
-        });
+        let limit = memory.map_or_else(String::new, |(most, reason)| format!(" of {most:.0} MB ({reason})"));
+        let [least_load, most_load] = self.first_load;
+        let fits = format!(
+            "; all functions take {:.0} MB{limit} and {least_load:.0} to {most_load:.0} s of first load",
+            self.loaded / 1e6
+        );
         let [read, written] = text(table.largest());
-        let least =
-            format!("least predicted time per token of a text of which {read} tokens are read and {written} written");
+        let least = format!(
+            "least predicted time per token of a text of {read} prompt and {written} generated tokens, with the first load \
+             spread over {TOKENS_PER_LOAD} tokens"
+        );
         vec![
             reason("context", format!("{least}, among {} ladders of contexts", ladders(table.largest()).len())),
             reason("lengths", format!("{least}, among {} sets of lengths{fits}", table.lengths().count())),
@@ -420,7 +481,7 @@ mod tests {
                 // invalid combinations are skipped
                 let Ok(plan) = ConvertPlan::new(&other, model) else { continue };
                 let time = objective(&predict(&other, model, &plan, &targets).unwrap());
-                let best = found.milliseconds_per_token;
+                let best = objective(&found.predictions);
                 // forms of states within 1 % of each other's time are distinguished by the rules
                 let states = |of: &Manifest| (of.state, of.kv_write, of.recurrent_states);
                 let even = if states(&other) == states(&found.manifest) { 1e-9 } else { 0.01 };
@@ -438,7 +499,7 @@ mod tests {
         let model = &*opened.model;
         let targets = targets(&["m2", "m4"]);
         // such a small limit that a call costs less than the layers that it would contain
-        let limits = SearchLimits { max_mb: Some(1.7), ..SearchLimits::default() };
+        let limits = SearchLimits::default().max_mb(1.7);
         let found = search(&manifest, model, &targets, &limits).unwrap();
         let time = |ranges: Vec<[usize; 2]>| {
             let shards = Shards { layers: Some(ranges), ..found.manifest.shards.clone() };
@@ -459,7 +520,7 @@ mod tests {
             least = time(ranges).map_or(least, |time| least.min(time));
         }
         assert!(
-            (found.milliseconds_per_token - least).abs() < 1e-9 * least,
+            (objective(&found.predictions) - least).abs() < 1e-9 * least,
             "{} {least}",
             found.milliseconds_per_token
         );
@@ -499,10 +560,10 @@ mod tests {
         let search = |names: &[&str], limits| {
             search(&manifest, &*opened.model, &targets(names), &limits).map(|_| ()).unwrap_err().to_string()
         };
-        let tiny = SearchLimits { max_mb: Some(0.1), ..SearchLimits::default() };
+        let tiny = SearchLimits::default().max_mb(0.1);
         let error = search(&["m4"], tiny);
         assert!(error.contains("every layer is larger than 0 MB (the given limit)"), "{error}");
-        let little = SearchLimits { max_memory_mb: Some(1.0), ..SearchLimits::default() };
+        let little = SearchLimits::default().max_memory_mb(1.0);
         let error = search(&["m4"], little);
         assert!(error.contains("are more than 1 MB (the given limit)"), "{error}");
         assert_eq!(search(&[], SearchLimits::default()), "a search needs a chip");
@@ -517,7 +578,7 @@ mod tests {
     fn layers_are_divided_where_a_package_cant_hold_them() {
         let (opened, manifest) = demo();
         let model = &*opened.model;
-        let limits = SearchLimits { max_mb: Some(0.45), ..SearchLimits::default() };
+        let limits = SearchLimits::default().max_mb(0.45);
         let found = search(&manifest, model, &targets(&["m4"]), &limits).unwrap();
         assert_eq!(found.manifest.shards.divide, LayerDivision::AttentionMlp);
         let plan = ConvertPlan::new(&found.manifest, model).unwrap();
@@ -589,7 +650,7 @@ mod tests {
         let opened = open(&manifest).unwrap();
         let manifest = resolve(&manifest, &opened.source, &*opened.model);
         let begin = std::time::Instant::now();
-        let limits = SearchLimits { max_mb: Some(1000.0), ..SearchLimits::default() };
+        let limits = SearchLimits::default().max_mb(1000.0);
         let found = search(&manifest, &*opened.model, &targets(&["m5-max", "m4-max"]), &limits).unwrap();
         let seconds = begin.elapsed().as_secs_f64();
         // takes some seconds; the limit allows for a loaded machine

@@ -4,6 +4,7 @@
 //! t = max(weights / bandwidth + states, palettes / rate of palettes + states, products / rate of products) + call
 //! ```
 //!
+//! The attention scores of a call come on top: their bytes in fp16 times the passes over them, divided by the bandwidth.
 //! `states` are the bytes of the caches times the number of passes over them, divided by the bandwidth. [`points`] has
 //! measurements, with the error of the prediction at each.
 
@@ -34,6 +35,8 @@ pub struct SpeedModel {
     pub call_ms: f64,
     /// Share of the peak compute rate that is reached.
     pub compute_share: f64,
+    /// Passes over the attention scores of a call, in fp16, at the bandwidth.
+    pub score_passes: f64,
 }
 
 impl SpeedModel {
@@ -57,6 +60,8 @@ pub struct CallWork {
     pub masked: bool,
     /// Multiply-accumulates.
     pub macs: f64,
+    /// Number of attention scores.
+    pub scores: f64,
     /// Whether the function is a piece of the LM head.
     pub head: bool,
 }
@@ -185,7 +190,9 @@ impl ChipRates {
             ),
             (work.macs / (self.macs * self.model.compute_share), SpeedBound::Compute),
         ];
-        bounds.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or((0.0, SpeedBound::Bandwidth))
+        let (seconds, bound) =
+            bounds.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or((0.0, SpeedBound::Compute));
+        (seconds + 2.0 * work.scores * self.model.score_passes / self.bandwidth, bound)
     }
 }
 
@@ -239,8 +246,14 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
 mod tests {
     use super::*;
 
-    const MODEL: SpeedModel =
-        SpeedModel { layer_share: 0.5, mask_passes: 4.0, slice_passes: 2.0, call_ms: 0.88, compute_share: 0.5 };
+    const MODEL: SpeedModel = SpeedModel {
+        layer_share: 0.5,
+        mask_passes: 4.0,
+        slice_passes: 2.0,
+        call_ms: 0.88,
+        compute_share: 0.5,
+        score_passes: 0.0,
+    };
 
     fn rates(chip: &str) -> ChipRates {
         let table = ChipTable::built_in();

@@ -54,19 +54,22 @@ pub struct PlanArgs {
 #[derive(Debug, clap::Args)]
 struct Limits {
     /// Maximum weights per package in MB (10^6 bytes) [default: the limits of rules and chips]
-    #[arg(long, value_name = "N", requires = "search", value_parser = megabytes)]
+    #[arg(long, value_name = "N", requires = "search", value_parser = positive)]
     max_mb: Option<f64>,
-    /// Maximum memory with the functions for a text loaded, in MB
-    #[arg(long, value_name = "N", requires = "search", value_parser = megabytes)]
+    /// Maximum memory with all functions loaded, in MB [default: the limits of chips]
+    #[arg(long, value_name = "N", requires = "search", value_parser = positive)]
     max_memory_mb: Option<f64>,
+    /// Maximum seconds of the first load of all functions, by the slowest load on record
+    #[arg(long, value_name = "SECONDS", requires = "search", value_parser = positive)]
+    max_first_load: Option<f64>,
     /// Fewest bits per weight [default: 8]
     #[arg(long, value_name = "N", requires = "search", value_parser = clap::value_parser!(u32).range(1..=16))]
     least_bits: Option<u32>,
 }
 
-fn megabytes(text: &str) -> Result<f64, String> {
+fn positive(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
-    number.ok_or_else(|| "expected a number of megabytes above 0".into())
+    number.ok_or_else(|| "expected a number above 0".into())
 }
 
 /// Parses the names of chips.
@@ -143,10 +146,13 @@ impl PlanArgs {
     }
 
     fn search(&self, manifest: &Manifest, opened: &Opened, targets: &[ChipTarget<'_>]) -> Result<u8> {
-        let limits = SearchLimits {
-            max_mb: self.limits.max_mb,
-            max_memory_mb: self.limits.max_memory_mb,
-            least_bits: self.limits.least_bits.unwrap_or(SearchLimits::default().least_bits),
+        let limits = SearchLimits::default()
+            .max_mb(self.limits.max_mb)
+            .max_memory_mb(self.limits.max_memory_mb)
+            .max_first_load(self.limits.max_first_load);
+        let limits = match self.limits.least_bits {
+            Some(bits) => limits.least_bits(bits),
+            None => limits,
         };
         let found = search(manifest, &*opened.model, targets, &limits)?;
         if let Some(out) = &self.out {

@@ -40,6 +40,15 @@ impl Workload {
         self.function.ops().map(|op| macs(&self.function, op, tokens)).sum()
     }
 
+    /// Number of attention scores in a call of `tokens` tokens: elements that softmax ops normalize.
+    pub fn scores(&self, tokens: u64) -> u64 {
+        let ops = self.function.ops().filter(|op| op.operator == "softmax");
+        let results = ops.flat_map(|op| &op.outputs).filter_map(|id| self.function.tensor_type(*id));
+        let fixed =
+            |ty: &TensorType| self.function.symbols().fold(ty.clone(), |ty, symbol| ty.substitute(symbol, tokens));
+        results.filter_map(|ty| fixed(ty).fixed_shape()).map(|shape| shape.iter().product::<u64>()).sum()
+    }
+
     /// Number of ops that a call executes.
     pub fn ops(&self) -> usize {
         self.function.ops().filter(|op| op.is_executed()).count()

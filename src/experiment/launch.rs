@@ -259,7 +259,7 @@ mod tests {
 
     fn of_double(experiment: &Experiment, size: ProbeSize, file: &Path) -> Command {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        let name = "experiment::launch::tests::process_of_an_experiment";
+        let name = "launch::tests::process_of_an_experiment";
         command.args(["--exact", name, "--nocapture"]);
         command.env("ANEC_EXPERIMENT", format!("{}|{size}|{}", experiment.id, file.display()));
         command

@@ -123,6 +123,7 @@ fn rules_summary() -> String {
             "no measurement known",
         ],
         [
+            row("wrong", "the op runs there and computes wrong numbers"),
             row("falls", "the op or the package leaves the Neural Engine, or isn't compiled for it"),
             row("doubtful", "sources differ, or it depends on chip, system and size"),
             row("slow", "runs there, slower than need be"),

@@ -184,7 +184,7 @@ fn judge(manifest: &Manifest, model: &dyn FamilyModel, targets: &[ChipTarget<'_>
             judged.states = judged.states.max(function.states().count());
             for finding in forecast("sample", &Program::single(function), NEUTRAL_BYTES, targets) {
                 match finding.severity {
-                    Severity::Falls => judged.falls.insert(finding.rule),
+                    Severity::Wrong | Severity::Falls => judged.falls.insert(finding.rule),
                     Severity::Doubtful => judged.doubted.insert(finding.rule),
                     Severity::Slow => false,
                 };

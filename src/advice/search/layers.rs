@@ -13,6 +13,7 @@ use rayon::prelude::*;
 use super::LENGTHS;
 use crate::chips::{ChipTable, ChipTarget};
 use crate::predict::{reading, text};
+use crate::speed::points::SpeedPoints;
 use crate::speed::{CallWork, ChipRates, SpeedModel};
 use anec_base::Result;
 use anec_bundle::{Stage, TokenCount};
@@ -41,7 +42,8 @@ pub struct LayerTable<'a> {
 struct LayerWork {
     stage: Stage,
     weights: Vec<WeightUse>,
-    macs: BTreeMap<Shape, u64>,
+    /// Multiply-accumulates and attention scores.
+    work: BTreeMap<Shape, [u64; 2]>,
 }
 
 /// Best division for some lengths and contexts.
@@ -122,15 +124,18 @@ impl<'a> LayerTable<'a> {
             .collect();
         let mut distinct: Vec<usize> = kinds.values().copied().collect();
         distinct.sort_unstable();
-        let macs = distinct
+        let work = distinct
             .par_iter()
             .map(|part| {
-                let of = |shape: &Shape| Ok((*shape, workload(stages[*part].clone(), *shape)?.macs(shape.0)));
+                let of = |shape: &Shape| {
+                    let workload = workload(stages[*part].clone(), *shape)?;
+                    Ok((*shape, [workload.macs(shape.0), workload.scores(shape.0)]))
+                };
                 Ok((*part, shapes.iter().map(of).collect::<Result<BTreeMap<_, _>>>()?))
             })
             .collect::<Result<HashMap<_, _>>>()?;
         let layers = stages.into_iter().zip(weights).zip(&kind_of);
-        let layers = layers.map(|((stage, weights), kind)| LayerWork { stage, weights, macs: macs[kind].clone() });
+        let layers = layers.map(|((stage, weights), kind)| LayerWork { stage, weights, work: work[kind].clone() });
         let layers = layers.collect();
         let all_rows = Stage::Head { first: 0, end: model.facts().head_rows() };
         let mut tokens: Vec<u64> = shapes.iter().map(|shape| shape.0).collect();
@@ -181,14 +186,23 @@ impl<'a> LayerTable<'a> {
         (1..=rows.div_ceil(64)).find(|pieces| piece(*pieces) <= most && bytes(piece(*pieces)) as f64 <= max_mb * 1e6)
     }
 
-    /// Memory in bytes with `functions` functions of each package loaded.
-    pub fn loaded_bytes(&self, quant: &Quant, targets: &[ChipTarget<'_>], functions: usize) -> f64 {
-        let factor = crate::speed::points::SpeedPoints::built_in().loaded.factor;
+    /// Memory in bytes with all functions loaded: one for each number of tokens and, except for the head, each context.
+    pub fn loaded_bytes(&self, quant: &Quant, targets: &[ChipTarget<'_>], lengths: usize, contexts: usize) -> f64 {
+        let factor = SpeedPoints::built_in().loaded.factor;
         let of = |target: &ChipTarget<'_>| {
-            let weights = self.layers.iter().flat_map(|layer| &layer.weights).chain(&self.head);
-            weights.map(|weight| reading(weight, quant, target).0).sum::<f64>()
+            let bytes = |weight: &WeightUse| reading(weight, quant, target).0;
+            let layers: f64 = self.layers.iter().flat_map(|layer| &layer.weights).map(bytes).sum();
+            (layers * contexts as f64 + self.head.iter().map(bytes).sum::<f64>()) * lengths as f64
         };
-        targets.iter().map(of).fold(0.0, f64::max) * factor * functions as f64
+        targets.iter().map(of).fold(0.0, f64::max) * factor
+    }
+
+    /// Seconds of the first load of all functions, least and most.
+    pub fn first_load_seconds(&self, quant: &Quant, lengths: usize, contexts: usize) -> [f64; 2] {
+        let bytes = |weight: &WeightUse| weight.file_bytes(quant) as f64;
+        let layers: f64 = self.layers.iter().flat_map(|layer| &layer.weights).map(bytes).sum();
+        let stored = (layers * contexts as f64 + self.head.iter().map(bytes).sum::<f64>()) * lengths as f64;
+        SpeedPoints::built_in().first_load.seconds_per_gb.map(|seconds| seconds * stored / 1e9)
     }
 
     /// Fastest division; `None` if a layer is larger than a package may be.
@@ -226,23 +240,26 @@ impl<'a> LayerTable<'a> {
                 ]
             })
             .collect();
-        let of_modes: Vec<[Vec<f64>; 2]> = modes
+        let of_modes: Vec<[Vec<f64>; 3]> = modes
             .iter()
             .map(|mode| {
                 let states = |part: usize| state_bytes(self.model, &self.layers[part].stage, mode.shape.2, most) as f64;
-                [sums(&states), sums(&|layer| self.layers[layer].macs[&mode.shape] as f64)]
+                let [macs, scores] =
+                    [0, 1].map(|kind| sums(&|layer| self.layers[layer].work[&mode.shape][kind] as f64));
+                [sums(&states), macs, scores]
             })
             .collect();
         let between = |sums: &[f64], first: usize, end: usize| sums[end] - sums[first];
         let step = |first: usize, end: usize| -> f64 {
             let mut milliseconds = 0.0;
             for (rates, [bytes, palettes]) in self.rates.iter().zip(&read) {
-                for (mode, [states, macs]) in modes.iter().zip(&of_modes) {
+                for (mode, [states, macs, scores]) in modes.iter().zip(&of_modes) {
                     let work = CallWork {
                         weight_bytes: between(bytes, first, end),
                         palette_weights: between(palettes, first, end),
                         state_bytes: between(states, first, end),
                         macs: between(macs, first, end),
+                        scores: between(scores, first, end),
                         ..CallWork::default()
                     }
                     .written(self.manifest.kv_write());

@@ -24,8 +24,61 @@ pub struct SpeedPoints {
     pub loaded: LoadedWeights,
     /// Sources by the names that points refer to.
     pub sources: BTreeMap<String, FactSource>,
+    /// Measured calls of fixed length, in the order of their ids.
+    pub encoders: Vec<EncoderPoint>,
     /// Measurements, in the order of their ids.
     pub points: Vec<SpeedPoint>,
+}
+
+/// Measured call of one fixed length.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EncoderPoint {
+    /// Chip, model, number format, tokens.
+    pub id: String,
+    /// Chip.
+    pub chip: String,
+    /// Milliseconds of the call of all packages.
+    pub milliseconds: f64,
+    /// Number of layers.
+    pub layers: u32,
+    /// Millions of weights of the layers, in fp16.
+    pub weights: f64,
+    /// Attention heads of a layer.
+    pub heads: u32,
+    /// Width of a head.
+    pub head_dim: u32,
+    /// Tokens of the call.
+    pub tokens: u32,
+    /// Number of packages.
+    pub calls: u32,
+    /// Name of the source in [`SpeedPoints::sources`].
+    pub source: String,
+    /// Whether the point calibrates the model; otherwise it judges.
+    #[serde(default)]
+    pub calibrates: bool,
+    /// Inferred facts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+impl EncoderPoint {
+    /// Data and operations of the whole call.
+    fn work(&self) -> CallWork {
+        let scores = f64::from(self.layers * self.heads) * f64::from(self.tokens).powi(2);
+        let products = self.weights * 1e6 * f64::from(self.tokens) + 2.0 * scores * f64::from(self.head_dim);
+        CallWork { weight_bytes: self.weights * 2e6, macs: products, scores, ..CallWork::default() }
+    }
+
+    /// Prediction of the model, in milliseconds.
+    ///
+    /// # Errors
+    /// If the chip isn't known, or its bandwidth isn't published.
+    pub fn predicted(&self, table: &ChipTable, model: SpeedModel) -> Result<f64, ChipError> {
+        let rates = ChipRates::of(table.find(&self.chip)?, table, model)?;
+        let time = rates.call(&self.work());
+        Ok(time.milliseconds + time.call_ms * (f64::from(self.calls) - 1.0))
+    }
 }
 
 /// Time of a first load.
@@ -133,7 +186,8 @@ mod tests {
 
     fn model(at: [f64; 5]) -> SpeedModel {
         let [layer_share, mask_passes, slice_passes, call_ms, compute_share] = at;
-        SpeedModel { layer_share, mask_passes, slice_passes, call_ms, compute_share }
+        let score_passes = SpeedPoints::built_in().model.score_passes;
+        SpeedModel { layer_share, mask_passes, slice_passes, call_ms, compute_share, score_passes }
     }
 
     /// Coordinate descent on the grids from several starting points.
@@ -187,6 +241,42 @@ mod tests {
         assert_eq!(all.model, fit(&all.halves()[0]), "write these into src/advice/tables/speeds.yaml");
     }
 
+    /// Two calls of one model at different lengths give the rate of products and that of scores.
+    #[test]
+    fn the_encoders_that_calibrate_give_the_rates() {
+        let all = SpeedPoints::built_in();
+        let [a, b]: [&EncoderPoint; 2] = {
+            let points: Vec<_> = all.encoders.iter().filter(|point| point.calibrates).collect();
+            points.try_into().unwrap()
+        };
+        let table = ChipTable::built_in();
+        let rates = ChipRates::of(table.find(&a.chip).unwrap(), table, all.model).unwrap();
+        let seconds = |point: &EncoderPoint| point.milliseconds / 1e3 - f64::from(point.calls) * rates.call;
+        let (x, y) = (a.work(), b.work());
+        let determinant = x.macs * y.scores - y.macs * x.scores;
+        let by_product = (seconds(a) * y.scores - seconds(b) * x.scores) / determinant;
+        let by_score = (seconds(b) * x.macs - seconds(a) * y.macs) / determinant;
+        let tflops = 2.0 / by_product / all.model.compute_share / 1e12;
+        assert!((tflops - table.find(&a.chip).unwrap().tflops.as_ref().unwrap().value).abs() < 0.05, "{tflops}");
+        let passes = by_score * rates.bandwidth / 2.0;
+        assert!((passes - all.model.score_passes).abs() < 0.05, "{passes}");
+    }
+
+    fn error_of_encoder(point: &EncoderPoint) -> f64 {
+        let predicted = point.predicted(ChipTable::built_in(), SpeedModel::built_in()).unwrap();
+        predicted / point.milliseconds - 1.0
+    }
+
+    #[test]
+    fn the_other_encoders_judge_the_model() {
+        let all = SpeedPoints::built_in();
+        assert!(all.encoders.iter().all(|point| all.sources.contains_key(&point.source)));
+        let judging: Vec<&EncoderPoint> = all.encoders.iter().filter(|point| !point.calibrates).collect();
+        let misses: Vec<_> = judging.iter().filter(|point| error_of_encoder(point).abs() > NEAR).collect();
+        assert_eq!(judging.len(), 13);
+        assert!(judging.len() - misses.len() >= 9, "{misses:#?}");
+    }
+
     /// Tolerated relative error of a prediction.
     const NEAR: f64 = 0.25;
 
@@ -222,7 +312,17 @@ mod tests {
             let near = half.iter().filter(|point| off(point).abs() <= NEAR).count();
             text += &format!("\n{near} of {} {name} points are within 25 %.\n", half.len());
         }
-        text
+        text += "\n| call of one length | measured ms | predicted ms | error | role |\n|---|---:|---:|---:|---|\n";
+        for point in &all.encoders {
+            let (error, predicted) = (error_of_encoder(point), point.predicted(ChipTable::built_in(), all.model));
+            let role = if point.calibrates { "calibrates" } else { "judges" };
+            let miss = if error.abs() > NEAR { ", **missed**" } else { "" };
+            let (id, measured, predicted, error) = (&point.id, point.milliseconds, predicted.unwrap(), error * 100.0);
+            text += &format!("| {id} | {measured} | {predicted:.1} | {error:+.0} % | {role}{miss} |\n");
+        }
+        let judging: Vec<&EncoderPoint> = all.encoders.iter().filter(|point| !point.calibrates).collect();
+        let near = judging.iter().filter(|point| error_of_encoder(point).abs() <= NEAR).count();
+        text + &format!("\n{near} of {} judging calls are within 25 %.\n", judging.len())
     }
 
     #[test]
