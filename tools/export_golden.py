@@ -21,7 +21,8 @@ The file holds
                                vectors the last has passed it, and the first hasn't passed a norm of the embeddings)
     greedy    i32 [m]          with --greedy: the argmax continuation; ends early after an end-of-text token
 
-and as metadata: reference, version, case, kind = "independent", and the prompt's text where there was one.
+and as metadata: reference, version, case, kind = "independent", and with a tokenizer the prompt's text, the tokens of other
+texts (`tokenization`) and a rendered conversation (`chat`), by which the bundle's tokenizer and chat template are compared.
 
 Everything is computed in float32 with eager attention, from weights widened to float32 whatever their stored type, in one
 forward pass over all tokens. For RoPE whose frequencies depend on the length of the sequence (dynamic, longrope) that length
@@ -155,6 +156,28 @@ def greedy(model, tokens, count):
     return torch.tensor(made, dtype=torch.int32).numpy()
 
 
+PROBES = pathlib.Path(__file__).parent.parent / "src/validate/tokenization.json"
+MESSAGES = [
+    {"role": "user", "content": "What is 12 + 30?"},
+    {"role": "assistant", "content": "42."},
+    {"role": "user", "content": " Why?\n"},
+]
+
+
+def tokenization(tokenizer):
+    """Metadata by which the tokenizer and the chat template of a bundle are compared."""
+    texts = []
+    for name, text in json.loads(PROBES.read_text(encoding="utf-8")).items():
+        ids = tokenizer(text).input_ids
+        decoded = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        texts.append({"name": name, "text": text, "ids": ids, "decoded": decoded})
+    metadata = {"tokenization": json.dumps(texts)}
+    if tokenizer.chat_template and "strftime_now" not in tokenizer.chat_template:
+        rendered = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+        metadata["chat"] = json.dumps({"messages": MESSAGES, "rendered": rendered})
+    return metadata
+
+
 def save(path, tensors, case, **metadata):
     """Write the golden with the metadata that every reader expects. The same content gives the same bytes.
 
@@ -194,6 +217,7 @@ def main():
         files = {"gguf_file": options.gguf_file} if options.gguf_file else {}
         tokens = transformers.AutoTokenizer.from_pretrained(options.model, **files)(text).input_ids
         metadata["text"] = text
+        metadata |= tokenization(transformers.AutoTokenizer.from_pretrained(options.model, **files))
     model = load(options.model, options.gguf_file)
     vocab = model.config.vocab_size
     if not tokens or not all(0 <= token < vocab for token in tokens):

@@ -12,6 +12,7 @@ use anec_manifest::{Manifest, Numerics};
 use anec_runtime::{
     Chunking, Finish, ForwardOptions, GenerationRequest, Hidden, LoadedModel, Positions, RuntimeError, Windows,
 };
+use anec_validate::parity::tokenization;
 use anec_validate::perplexity::loss;
 use anec_validate::{Golden, GoldenText, Greedy};
 
@@ -67,8 +68,12 @@ impl GoldenBuilder {
     pub fn compute(&self, text: impl Into<Prompt>) -> Result<Golden> {
         let scratch = scratch_beside(self.beside.as_deref(), ".anec-golden-")?;
         let model = unquantized(&self.manifest, scratch.path(), &self.progress)?;
-        let tokens = text.into().written_tokens(&model)?;
-        self.compute_with(&model, tokens)
+        let text = text.into();
+        let texts: Vec<_> = text.text().map(|text| ("text".to_owned(), text.to_owned())).into_iter().collect();
+        let tokens = text.written_tokens(&model)?;
+        let mut golden = self.compute_with(&model, tokens)?;
+        golden.metadata.extend(tokenization::record(model.bundle(), model.folder(), &texts)?);
+        Ok(golden)
     }
 
     /// Computes the golden of several named texts. Each is processed alone; the greedy continuation is that of the
@@ -83,16 +88,21 @@ impl GoldenBuilder {
         let scratch = scratch_beside(self.beside.as_deref(), ".anec-golden-")?;
         let model = unquantized(&self.manifest, scratch.path(), &self.progress)?;
         let mut all: Option<Golden> = None;
+        let mut written = Vec::new();
         for (name, text) in texts {
-            let tokens = text.into().written_tokens(&model)?;
+            let (name, text): (String, Prompt) = (name.into(), text.into());
+            written.extend(text.text().map(|text| (name.clone(), text.to_owned())));
+            let tokens = text.written_tokens(&model)?;
             let greedy = if all.is_some() { 0 } else { self.greedy };
             let golden = GoldenBuilder { greedy, ..self.clone() }.compute_with(&model, tokens)?;
             all = Some(match all {
-                None => Golden { texts: vec![GoldenText { name: name.into(), start: 0 }], ..golden },
-                Some(all) => all.followed_by(name.into(), golden),
+                None => Golden { texts: vec![GoldenText { name, start: 0 }], ..golden },
+                Some(all) => all.followed_by(name, golden),
             });
         }
-        Ok(all.ok_or(RuntimeError::NoTokens)?)
+        let mut all = all.ok_or(RuntimeError::NoTokens)?;
+        all.metadata.extend(tokenization::record(model.bundle(), model.folder(), &written)?);
+        Ok(all)
     }
 
     fn compute_with(&self, model: &Arc<LoadedModel>, tokens: Vec<u32>) -> Result<Golden> {

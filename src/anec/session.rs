@@ -145,6 +145,15 @@ impl Prompt {
         }
     }
 
+    /// Text of the prompt; `None` for tokens and conversations.
+    #[cfg(feature = "convert")]
+    pub(crate) fn text(&self) -> Option<&str> {
+        match self {
+            Prompt::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
     /// Tokens of a text, with special tokens parsed.
     #[cfg(feature = "convert")]
     pub(crate) fn written_tokens(self, model: &Arc<anec_runtime::LoadedModel>) -> Result<Vec<u32>> {

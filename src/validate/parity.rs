@@ -3,6 +3,7 @@
 //! | module | holds |
 //! |---|---|
 //! | `logits` | comparison of logits: rows and tokens |
+//! | [`tokenization`] | tokenizer and chat template |
 //! | `texts` | all texts of a golden: positions and perplexity |
 //! | `labels` | token classifiers, in windows of every size |
 //! | `alone` | each function and layer on the golden's hidden states |
@@ -13,6 +14,7 @@ mod logits;
 #[cfg(test)]
 mod tests;
 mod texts;
+pub mod tokenization;
 
 use std::sync::Arc;
 
@@ -50,7 +52,10 @@ pub struct Candidate {
 /// # Errors
 /// If the golden isn't of this model or its text doesn't fit the context. A function that can't be run fails the gate.
 pub fn parity(candidates: &[Candidate], golden: &Golden, thresholds: &ParityThresholds) -> Result<GateReport> {
-    let mut checks = Vec::new();
+    let mut checks = match candidates.first() {
+        Some(Candidate { model, .. }) => tokenization::checks(model.bundle(), model.folder(), golden)?,
+        None => Vec::new(),
+    };
     let first_text = (golden.texts.len() > 1).then(|| golden.first_text());
     for candidate in candidates {
         check_golden(&candidate.model, golden)?;
