@@ -3,9 +3,11 @@
 //! | module | holds |
 //! |---|---|
 //! | `description` | `bundle.json` against itself and the folder |
+//! | `declared` | family, configuration, transforms and formats against the packages |
 //! | `host` | the host's tensors |
 //! | `weights` | scales and palettes of weights |
 
+mod declared;
 mod description;
 mod host;
 mod weights;
@@ -40,6 +42,11 @@ pub fn structure(bundle: &Bundle, folder: &Path) -> GateReport {
             listed(&bundle.check()),
         ),
         Check::of("bundle", "every tensor of the source is accounted for", ledger(bundle)),
+        Check::of(
+            "bundle",
+            "its family, configuration and transforms agree",
+            listed(&declared::bundle_problems(bundle)),
+        ),
         files(&bundle.host.file.file, std::slice::from_ref(&bundle.host.file), folder),
         Check::of(
             &bundle.host.file.file,
@@ -186,6 +193,11 @@ fn check_package(bundle: &Bundle, entry: &PackageEntry, folder: &Path) -> Vec<Ch
             description::weight_bytes(entry, &package),
         ),
         Check::of(name, "its attention has the scale of the configuration", listed(&scales)),
+        Check::of(
+            name,
+            "its weights are those that the bundle describes",
+            listed(&declared::package_problems(bundle, &package.program)),
+        ),
     ]);
     checks
 }

@@ -12,7 +12,8 @@ use anec_mil::Function;
 use anec_package::Package;
 
 /// Unlisted files of a bundle: its own, and a golden.
-const OWN_FILES: [&str; 3] = [anec_bundle::FILE_NAME, anec_convert::report::FILE_NAME, "golden.safetensors"];
+const OWN_FILES: [&str; 4] =
+    [anec_bundle::FILE_NAME, anec_convert::report::FILE_NAME, crate::verdict::FILE_NAME, "golden.safetensors"];
 /// Prefixes of unrelated files beside a model.
 const IGNORED_PREFIXES: [&str; 4] = [".git", ".DS_Store", "README", "LICENSE"];
 /// Suffixes of documents, such as reports.
