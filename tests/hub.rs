@@ -169,12 +169,32 @@ fn a_bundle_is_pushed_with_its_card_pulled_and_run() {
         "gates.json",
     ]);
     assert_eq!(code, 0, "{stderr}");
+    // a gate that wasn't tried, and no report at all
+    for (options, problem) in [
+        (&["--gates", "gates.json"][..], "demo isn't verified: numerics was not tried"),
+        (&[], "demo isn't verified: no report of gates is recorded or given"),
+    ] {
+        let (code, _, stderr) = machine.run(&[&["push", bundle, "hf:owner/bundle", "--dry-run"], options].concat());
+        assert!(code == 2 && stderr.contains(problem), "{stderr}");
+    }
+    let (code, said, stderr) = machine.run(&["push", bundle, "hf:owner/bundle", "--dry-run", "--unproven"]);
+    assert!(code == 0 && said.contains("**Unproven**: no gate was tried."), "{said}{stderr}");
     let (code, bench, stderr) =
         machine.run(&["bench", bundle, "--prefill", "4", "--decode", "2", "--repetitions", "1", "--json"]);
     assert_eq!(code, 0, "{stderr}");
     std::fs::write(machine.path("bench.json"), &bench).unwrap();
-    let push =
-        ["push", bundle, "hf:owner/bundle", "--license", "mit", "--gates", "gates.json", "--bench", "bench.json"];
+    let push = [
+        "push",
+        bundle,
+        "hf:owner/bundle",
+        "--license",
+        "mit",
+        "--gates",
+        "gates.json",
+        "--bench",
+        "bench.json",
+        "--unproven",
+    ];
     let (code, _, stderr) = finish(machine.command(&push).env_remove("HF_TOKEN").output().unwrap());
     assert!(code == 2 && stderr.contains("HF_TOKEN"), "{stderr}");
     // the same name is not the same bundle
@@ -250,7 +270,7 @@ fn a_card_predicts_the_speed_on_chips() {
     let nobody = FakeHub::start(HubBehavior::default());
     let machine = Machine::new(&nobody);
     let bundle = verbs::bundle().to_str().unwrap();
-    let push = ["push", bundle, "hf:owner/bundle", "--dry-run", "--for", "m4-max,a17-pro"];
+    let push = ["push", bundle, "hf:owner/bundle", "--dry-run", "--unproven", "--for", "m4-max,a17-pro"];
     let (code, card, stderr) = finish(machine.command(&push).current_dir(repository("")).output().unwrap());
     assert_eq!(code, 0, "{stderr}");
     let plan = ["plan", "-m", "demo", "--for", "m4-max,a17-pro", "--json"];
@@ -269,7 +289,7 @@ fn a_card_predicts_the_speed_on_chips() {
     }
     let (code, _, stderr) = machine.run(&push);
     assert!(code == 4 && stderr.contains("demo/model"), "shapes aren't here: {stderr}");
-    let unknown = ["push", bundle, "hf:owner/bundle", "--dry-run", "--for", "m99"];
+    let unknown = ["push", bundle, "hf:owner/bundle", "--dry-run", "--unproven", "--for", "m99"];
     assert_eq!(machine.run(&unknown).0, 2);
 }
 

@@ -15,6 +15,7 @@ use anec_convert::{ConvertPlan, output};
 use anec_hub::download::Transfer;
 use anec_hub::{FileHash, Hub, HubCommit, HubError, RemoteFile, RemoteRepository, Upload, UploadContent};
 use anec_report::{CardFacts, card};
+use anec_validate::verdict;
 use serde_json::Value as Json;
 
 use crate::cache::{BundleCache, CacheRecord, incomplete};
@@ -64,6 +65,14 @@ pub enum ShareError {
         /// Problem.
         problem: String,
     },
+    /// The bundle didn't pass its gates.
+    #[error("{name} isn't verified: {problem}")]
+    Unproven {
+        /// Name of the bundle.
+        name: String,
+        /// Missing, failed or unproven gate.
+        problem: String,
+    },
     /// Benchmark result that is invalid or of another bundle.
     #[error("{}: {problem}", path.display())]
     Bench {
@@ -87,6 +96,7 @@ impl Diagnostic for ShareError {
             ShareError::Exists(_)
             | ShareError::Name(_)
             | ShareError::Gates { .. }
+            | ShareError::Unproven { .. }
             | ShareError::Bench { .. }
             | ShareError::OtherPlan { .. } => Fault::Usage,
         }
@@ -100,6 +110,9 @@ impl Diagnostic for ShareError {
             ShareError::Exists(_) => "choose another folder, or remove this one",
             ShareError::Name(_) => "give it as hf:owner/name",
             ShareError::Gates { .. } => "give the JSON report of this bundle's gates",
+            ShareError::Unproven { .. } => {
+                "validate the bundle and record passed gates beside it, or share it as unproven, which its card says"
+            }
             ShareError::Bench { .. } => "give the JSON result of this bundle's benchmark",
             ShareError::OtherPlan { .. } => "convert the source again, or name no chips",
         };
@@ -190,8 +203,10 @@ pub struct Push {
 pub struct PushFacts {
     /// Licence of the weights, as the hub names it; default: the source's, if the hub knows it.
     pub license: Option<String>,
-    /// Output of `anec validate --json`.
+    /// Report of the gates; the one that is recorded in the bundle's folder if not given.
     pub gates: Option<PathBuf>,
+    /// Whether a bundle may be pushed whose gates aren't all passed. Its card says so.
+    pub unproven: bool,
     /// Output of `anec bench --json`.
     pub bench: Option<PathBuf>,
     /// Chips whose speed is predicted.
@@ -225,7 +240,16 @@ impl Push {
         let measured = if measured.exists() { input::read(&measured, MAX_JSON_BYTES)? } else { Vec::new() };
         let converted: Option<ConvertReport> = serde_json::from_slice(&measured).ok();
         let converted = converted.map(ConvertReport::portable);
-        let gates = facts.gates.as_ref().map(|path| gates_of(path, &bundle)).transpose()?;
+        let recorded = folder.join(verdict::FILE_NAME);
+        let gates = facts.gates.clone().or_else(|| recorded.exists().then_some(recorded));
+        let gates = gates.map(|path| gates_of(&path, &bundle)).transpose()?;
+        let problem = match &gates {
+            Some(report) => verdict::missing_proof(report),
+            None => Some("no report of gates is recorded or given".to_owned()),
+        };
+        if let Some(problem) = problem.filter(|_| !facts.unproven) {
+            return Err(ShareError::Unproven { name: bundle.name.clone(), problem }.into());
+        }
         let bench = facts.bench.as_ref().map(|path| bench_of(path, &bundle)).transpose()?;
         let predictions = predictions(&bundle, &facts.chips)?;
         let base =

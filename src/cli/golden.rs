@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use super::input;
+use super::usage::UsageError;
 use super::{print, print_json, progress};
 use anec::GoldenBuilder;
 use anec::base::Result;
@@ -56,9 +57,9 @@ pub struct GoldenArgs {
     source: input::Input,
     #[command(flatten)]
     input: GoldenInput,
-    /// Output file
+    /// Output file [default: the manifest's `golden`]
     #[arg(short, long, value_name = "FILE")]
-    out: PathBuf,
+    out: Option<PathBuf>,
     /// Include the hidden states between the layers
     #[arg(long)]
     hidden: bool,
@@ -72,20 +73,25 @@ pub struct GoldenArgs {
 
 impl GoldenArgs {
     pub(super) fn run(self) -> Result<u8> {
-        let builder = GoldenBuilder::new(self.source.manifest()?)
+        let manifest = self.source.manifest()?;
+        let Some(out) = self.out.or_else(|| manifest.golden.clone()) else {
+            let problem = "no file to write: neither --out nor the manifest names one";
+            return Err(UsageError::new(problem, "give --out FILE, or the key `golden` in the manifest").into());
+        };
+        let builder = GoldenBuilder::new(manifest)
             .hidden(self.hidden)
             .greedy(self.greedy)
-            .beside(&self.out)
+            .beside(&out)
             .progress(progress::bytes());
         let golden = match self.input {
             GoldenInput { texts: Some(texts), .. } => builder.compute_texts(texts.set().texts())?,
             GoldenInput { ids: Some(ids), .. } => builder.compute(ids)?,
             GoldenInput { prompt, .. } => builder.compute(prompt.unwrap_or_default())?,
         };
-        let written = files::write(&self.out, &golden.to_bytes())?;
+        let written = files::write(&out, &golden.to_bytes())?;
         if self.json {
             print_json(&json!({
-                "out": self.out,
+                "out": out,
                 "positions": golden.tokens.len(),
                 "vocab_size": golden.vocab_size,
                 "greedy": golden.greedy.map(|greedy| greedy.ids),
@@ -93,12 +99,7 @@ impl GoldenArgs {
             }));
         } else {
             let size = anec::report::bytes(written.bytes);
-            print(&format!(
-                "{}: {} positions, {size}, {}",
-                self.out.display(),
-                golden.tokens.len(),
-                golden.reference()
-            ));
+            print(&format!("{}: {} positions, {size}, {}", out.display(), golden.tokens.len(), golden.reference()));
         }
         Ok(0)
     }

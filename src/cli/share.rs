@@ -32,9 +32,12 @@ pub struct PushArgs {
     /// Licence of the weights, as the hub names it (apache-2.0, gemma) [default: the source's, if the hub knows it]
     #[arg(long, value_name = "ID")]
     license: Option<String>,
-    /// Output of `anec validate --json`, for the card
+    /// Output of `anec validate --json` [default: the report that `anec validate --record` left]
     #[arg(long, value_name = "FILE")]
     gates: Option<PathBuf>,
+    /// Push a bundle that didn't pass structure, numerics and parity; its card says so
+    #[arg(long)]
+    unproven: bool,
     /// Output of `anec bench --json`, for the card
     #[arg(long, value_name = "FILE")]
     bench: Option<PathBuf>,
@@ -73,7 +76,13 @@ impl PushArgs {
     pub(super) fn run(self) -> Result<u8> {
         let repository = location(&self.repository)?.repository;
         let hub = Hub::from_env();
-        let facts = PushFacts { license: self.license, gates: self.gates, bench: self.bench, chips: self.chips };
+        let facts = PushFacts {
+            license: self.license,
+            gates: self.gates,
+            unproven: self.unproven,
+            bench: self.bench,
+            chips: self.chips,
+        };
         let asked = (!Hub::offline() && !self.dry_run).then_some(&hub);
         let push = Push::prepare(&self.bundle, &repository, &facts, asked)?;
         let size = |content: &UploadContent| match content {

@@ -38,6 +38,8 @@ pub mod quant;
 pub mod sizes;
 pub mod transforms;
 
+use std::path::PathBuf;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -132,6 +134,9 @@ pub struct Manifest {
     /// Gate thresholds; they can only be stricter than the built-in ones.
     #[serde(skip_serializing_if = "Gates::is_default")]
     pub gates: Gates,
+    /// Golden that the parity gate compares with: `anec golden` writes it, `anec validate` finds it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub golden: Option<PathBuf>,
 }
 
 impl Default for Manifest {
@@ -164,6 +169,7 @@ impl Default for Manifest {
             numerics: Numerics::default(),
             calibration: Calibration::default(),
             gates: Gates::default(),
+            golden: None,
         }
     }
 }

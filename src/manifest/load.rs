@@ -78,6 +78,7 @@ impl Manifest {
         if let CalibrationText::File(text) = &mut manifest.calibration.text {
             *text = own(text);
         }
+        manifest.golden = self.golden.as_deref().map(own);
         manifest
     }
 }

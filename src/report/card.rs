@@ -9,6 +9,7 @@ use anec_advice::predict::ChipPrediction;
 use anec_bundle::{Bundle, Task};
 use anec_convert::report::ConvertReport;
 use anec_manifest::WeightFormat;
+use anec_validate::verdict::missing_proof;
 use serde_json::Value as Json;
 
 use super::conversion::part;
@@ -165,6 +166,13 @@ fn packages(bundle: &Bundle) -> String {
 /// Results of the gates.
 fn proofs(gates: Option<&Json>) -> String {
     let mut text = String::from("## What was checked\n\n");
+    let problem = match gates {
+        Some(report) => missing_proof(report),
+        None => Some("no gate was tried".to_owned()),
+    };
+    if let Some(problem) = problem {
+        let _ = writeln!(text, "**Unproven**: {problem}.\n");
+    }
     let gates = gates.and_then(|report| report["gates"].as_array());
     match gates {
         None => text.push_str("No report of gates came with this bundle. `anec validate` makes one.\n\n"),

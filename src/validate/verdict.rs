@@ -128,6 +128,42 @@ impl GateReport {
     }
 }
 
+/// Name of a report that is recorded in a bundle's folder.
+pub const FILE_NAME: &str = "gates.json";
+
+/// Gates that a bundle must pass before others rely on it. Residency needs a Mac.
+pub const REQUIRED: [&str; 3] = ["structure", "numerics", "parity"];
+
+/// What keeps a report of gates (as JSON) from showing that a bundle passed: a missing, failed or unproven gate. `None` if
+/// nothing does.
+pub fn missing_proof(report: &serde_json::Value) -> Option<String> {
+    let gates = report["gates"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let verdict = |name: &str| gates.iter().find(|gate| gate["gate"] == name).map(|gate| gate["verdict"].clone());
+    if let Some(failed) = gates.iter().find(|gate| gate["verdict"] == "failed") {
+        return Some(format!("{} failed", failed["gate"].as_str().unwrap_or_default()));
+    }
+    REQUIRED.into_iter().find_map(|name| match verdict(name) {
+        None => Some(format!("{name} was not tried")),
+        Some(verdict) if verdict == "passed" => None,
+        Some(_) => Some(format!("{name} is unproven")),
+    })
+}
+
+/// State of a bundle's gates in one line, from the report in its folder.
+pub fn recorded_state(bundle: &anec_bundle::Bundle, folder: &Path) -> String {
+    let text = anec_base::input::read(&folder.join(FILE_NAME), MAX_REPORT).unwrap_or_default();
+    let Ok(report) = serde_json::from_slice::<serde_json::Value>(&text) else { return "not recorded".to_owned() };
+    if report["digest"].as_str() != Some(&bundle.digest().to_string()) {
+        return "recorded for other files".to_owned();
+    }
+    let gates = report["gates"].as_array().into_iter().flatten();
+    let state = |gate: &serde_json::Value| Some(format!("{} {}", gate["gate"].as_str()?, gate["verdict"].as_str()?));
+    gates.filter_map(state).collect::<Vec<_>>().join(", ")
+}
+
+/// Maximum size of a recorded report, in bytes.
+const MAX_REPORT: u64 = 1 << 28;
+
 /// Version of the schema of [`GatesReport`].
 pub const SCHEMA_VERSION: u32 = 1;
 
