@@ -313,6 +313,14 @@ impl<E: Engine> Arrays<E> {
         });
         let values = values.collect::<Result<Vec<_>, _>>()?;
         let given = function.predict(&mut self.bound, state, &values)?;
+        if let Some((array, _)) = self.outputs.iter().zip(&given).find(|(_, values)| !is_finite(values)) {
+            let problem = format!(
+                "`{}` has values that aren't finite: the function computes beyond fp16's range, or on another device than \
+                 it was made for",
+                array.name
+            );
+            return Err(RuntimeError::Backend { backend: NAME, problem }.into());
+        }
         Ok(self.outputs.iter().zip(given).map(|(array, values)| to_tensor(array, values)).collect())
     }
 }
@@ -425,6 +433,13 @@ impl<E: Engine> Sequence for CoreMlSequence<E> {
         let copy = |(id, held): (&String, &FunctionState<E>)| Ok((id.clone(), held.copy()?));
         let states = self.states.iter().map(copy).collect::<Result<_>>()?;
         Ok(Some(Box::new(CoreMlSequence { states, ..CoreMlSequence::new(self.shared.clone(), self.phase) })))
+    }
+}
+
+fn is_finite(values: &OwnedValues) -> bool {
+    match values {
+        OwnedValues::Floats(values) => values.iter().all(|value| value.is_finite()),
+        OwnedValues::Integers(_) => true,
     }
 }
 

@@ -42,6 +42,8 @@ pub struct DoubleEngine {
     pub elsewhere: BTreeMap<&'static str, Device>,
     /// Package whose compilation fails.
     pub refuses: Option<&'static str>,
+    /// Whether functions return NaN, as forms made for the Neural Engine do on the CPU.
+    pub returns_nan: bool,
     /// All actions, in order.
     pub log: Arc<Mutex<Vec<String>>>,
     meeting: Arc<Mutex<Option<Arc<CallBarrier>>>>,
@@ -59,6 +61,7 @@ impl DoubleEngine {
         DoubleEngine {
             elsewhere: BTreeMap::new(),
             refuses: None,
+            returns_nan: false,
             log: Arc::default(),
             meeting: Arc::default(),
             weights: WeightCache::new(),
@@ -179,7 +182,8 @@ impl Engine for DoubleEngine {
         let executable = Executable::compile(function, options, &self.weights).map_err(|e| refused(model, e))?;
         let names = function.states().map(|state| state.name.clone()).collect();
         let (meeting, load) = (self.meeting.clone(), Arc::new(units));
-        Ok(DoubleFunction { executable, states: names, path: model.to_owned(), load, meeting })
+        let returns_nan = self.returns_nan;
+        Ok(DoubleFunction { executable, states: names, path: model.to_owned(), load, meeting, returns_nan })
     }
 }
 
@@ -190,6 +194,7 @@ pub struct DoubleFunction {
     /// Alive as long as the function is loaded; the devices that it was loaded for.
     load: Arc<ComputeUnits>,
     meeting: Arc<Mutex<Option<Arc<CallBarrier>>>>,
+    returns_nan: bool,
 }
 
 /// States, with the model that they were made for and the load that made them.
@@ -299,7 +304,13 @@ impl LoadedFunction for DoubleFunction {
             let (_, tensor) =
                 given.iter().find(|(name, _)| *name == array.name).ok_or_else(|| wrong(array.name.clone()))?;
             assert_eq!(tensor.shape, array.shape, "{}", array.name);
-            padded(array, &tensor.data).map_err(wrong)
+            let mut values = padded(array, &tensor.data).map_err(wrong)?;
+            if let OwnedValues::Floats(values) = &mut values
+                && self.returns_nan
+            {
+                values[0] = f32::NAN;
+            }
+            Ok(values)
         };
         call.outputs.iter().map(output).collect()
     }

@@ -39,6 +39,21 @@ fn logits(model: &Arc<LoadedModel>, chunking: Chunking) -> [Vec<f32>; 2] {
 }
 
 #[test]
+fn results_that_are_not_finite_are_errors() {
+    let (_room, folder) = demo(&[]);
+    let mut engine = DoubleEngine::new();
+    engine.returns_nan = true;
+    let bundle = Bundle::read(&folder).unwrap();
+    let host = Arc::new(HostTables::open(&bundle, &folder).unwrap());
+    let cache = Cache::new(folder.join("cache"));
+    let backend = CoreMlBackend::new(Arc::new(engine), &bundle, &folder, ComputeUnits::CpuOnly, cache);
+    let model = LoadedModel::new(bundle, &folder, host, Box::new(backend)).unwrap();
+    let mut session = model.start(TEXT.len() as u64).unwrap();
+    let error = session.forward(&text(&model), &ForwardOptions::all(Chunking::Largest)).unwrap_err();
+    assert!(error.to_string().contains("has values that aren't finite"), "{error}");
+}
+
+#[test]
 fn a_bundle_runs_as_on_the_executor() {
     let room = tempfile::tempdir().unwrap();
     for (name, changes) in [
