@@ -29,6 +29,7 @@ mod logits;
 mod manifests;
 mod migrate;
 mod model;
+mod openai_client;
 mod pack;
 mod package;
 mod perplexity;

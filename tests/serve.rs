@@ -75,6 +75,43 @@ fn a_completion_is_what_run_writes() {
     }
 }
 
+/// The same prompts on the bundle and on a server with OpenAI's API, which is our own here.
+#[test]
+fn a_suite_from_a_file_is_compared_with_a_server() {
+    let server = server();
+    let room = tempfile::tempdir().unwrap();
+    let file = room.path().join("prompts.json");
+    let prompts = json!([
+        {"name": "short", "prompt": "It was", "max_tokens": 4},
+        {"name": "longer", "prompt": "It was a dark night, and the house was silent", "max_tokens": 9},
+    ]);
+    std::fs::write(&file, prompts.to_string()).unwrap();
+    let (file, url) = (file.to_str().unwrap(), format!("http://{}/v1", server.address));
+    let words = ["bench", bundle().to_str().unwrap(), "--suite", file, "--warmup", "0", "--precision", "f32"];
+    let (code, stdout, stderr) = run(&[&words[..], &["--repetitions", "2", "--compare", &url, "--json"]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    let bench: Json = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((&bench["gates"], &bench["compared"]["model"]), (&json!("not recorded"), &json!("demo")));
+    for (own, other) in bench["suite"].as_array().unwrap().iter().zip(bench["compared"]["suite"].as_array().unwrap()) {
+        for key in ["name", "runs", "text", "gen_tokens", "prompt_tokens", "same_text"] {
+            assert_eq!(own[key], other[key], "{key}");
+        }
+        assert!(other["ttft_ms"].as_f64().unwrap() > 0.0 && other["decode_tps"].as_f64().unwrap() > 0.0, "{other}");
+    }
+    assert!(bench["averages"]["consistency"].as_f64().unwrap() <= 1.0);
+    let (code, stdout, _) = run(&[&words[..], &["--repetitions", "1", "--compare", &url]].concat());
+    assert!(
+        code == 0 && stdout.contains(&format!("demo on {url}")) && stdout.matches("means: ").count() == 2,
+        "{stdout}"
+    );
+    // what isn't a suite, and what isn't a server
+    std::fs::write(file, "[]").unwrap();
+    let (code, _, stderr) = run(&words);
+    assert!(code == 4 && stderr.contains("it has no prompts"), "{stderr}");
+    let (code, _, stderr) = run(&["bench", bundle().to_str().unwrap(), "--suite", "--compare", "https://x"]);
+    assert!(code == 5 && stderr.contains("expected an address that begins with http://"), "{stderr}");
+}
+
 #[test]
 fn a_model_without_a_chat_template_names_the_route_that_it_has() {
     let room = tempfile::tempdir().unwrap();

@@ -1,14 +1,20 @@
 //! `anec bench`
 
+use std::path::PathBuf;
+
 use clap::ValueEnum;
+use serde_json::json;
 
 use super::model::{Runner, TEXT_PRECISION};
+use super::openai_client::Server;
 use super::usage::UsageError;
 use super::{print, print_json};
 use anec::base::Result;
 use anec::report;
 use anec::report::table::table;
-use anec::runtime::bench::{Benchmark, BenchmarkCase, BenchmarkOptions, BenchmarkTest, FunctionTime};
+use anec::runtime::bench::{
+    Benchmark, BenchmarkCase, BenchmarkOptions, BenchmarkTest, FunctionTime, SuiteAverages, SuitePrompt,
+};
 use anec::runtime::energy::Energy;
 
 /// Measure the speed and memory of a bundle: prefill and decode tokens/s, time to first token, memory
@@ -28,15 +34,21 @@ pub struct BenchArgs {
     /// Tokens in the KV cache before measuring starts (depth)
     #[arg(long, value_delimiter = ',', value_name = "N,N,…", default_values_t = [1])]
     depth: Vec<u64>,
-    /// Number of measured runs
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
-    repetitions: u32,
+    /// Number of measured runs [default: 5, of a suite 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    repetitions: Option<u32>,
     /// Number of warm-up runs
     #[arg(long, value_name = "N", default_value_t = 1)]
     warmup: u32,
-    /// Run five prompts of different kinds once each instead
-    #[arg(long, conflicts_with_all = ["prefill", "decode", "depth", "repetitions"])]
-    suite: bool,
+    /// Run prompts instead: five built-in ones, or a JSON file's, [{"name", "prompt", "max_tokens"}, …]
+    #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with_all = ["prefill", "decode", "depth"])]
+    suite: Option<Option<PathBuf>>,
+    /// Run the same prompts on a server with OpenAI's API, too: http://127.0.0.1:11434/v1
+    #[arg(long, value_name = "URL", requires = "suite")]
+    compare: Option<String>,
+    /// Model of that server [default: its first one]
+    #[arg(long, value_name = "NAME", requires = "compare")]
+    compare_model: Option<String>,
     /// Show the time of each function
     #[arg(long)]
     functions: bool,
@@ -67,22 +79,54 @@ impl BenchArgs {
     pub(super) fn run(self) -> Result<u8> {
         self.check_format()?;
         let device = self.runner.device();
-        let options = BenchmarkOptions {
-            prefill: self.prefill,
-            decode: self.decode,
-            depth: self.depth,
-            repetitions: self.repetitions,
-            warmup: self.warmup,
-            suite: self.suite,
-            energy: self.energy,
+        let suite = match &self.suite {
+            None => Vec::new(),
+            Some(None) => SuitePrompt::built_in(),
+            Some(Some(file)) => SuitePrompt::read(file)?,
         };
+        let repetitions = self.repetitions.unwrap_or(if suite.is_empty() { 5 } else { 3 });
+        let server = self.compare.as_deref().map(Server::new).transpose()?;
+        let mut options = BenchmarkOptions::new();
+        (options.prefill, options.decode, options.depth) = (self.prefill, self.decode, self.depth);
+        (options.repetitions, options.warmup, options.energy) = (repetitions, self.warmup, self.energy);
+        options.suite.clone_from(&suite);
         let mut bench = Benchmark::run(|| self.runner.load(), device, &options)?;
+        let gates = self.runner.recorded_gates();
         if !self.functions {
             bench.functions.clear();
         }
+        let compared = match &server {
+            None => None,
+            Some(server) => {
+                let model = self.compare_model.map_or_else(|| server.model(), Ok)?;
+                let case = |of: &SuitePrompt| {
+                    server.run(&model, of)?;
+                    let runs = (0..repetitions).map(|_| server.run(&model, of)).collect::<Result<Vec<_>>>()?;
+                    Ok::<_, anec::base::Error>(BenchmarkCase::of_runs(runs))
+                };
+                let cases = suite.iter().map(case).collect::<Result<Vec<_>>>()?;
+                Some((model, cases.into_iter().flatten().collect::<Vec<_>>()))
+            }
+        };
         match if self.json { Format::Json } else { self.format } {
-            Format::Json => print_json(&bench),
-            Format::Table => print(&as_table(&bench)),
+            Format::Json => {
+                let mut json = serde_json::to_value(&bench).unwrap_or_default();
+                json["gates"] = gates.into();
+                if let Some((model, cases)) = &compared {
+                    let averages = SuiteAverages::of(cases);
+                    json["compared"] =
+                        json!({"url": self.compare, "model": model, "suite": cases, "averages": averages});
+                }
+                print_json(&json);
+            }
+            Format::Table => {
+                let mut text = as_table(&bench, &gates);
+                if let Some((model, cases)) = &compared {
+                    let url = self.compare.as_deref().unwrap_or_default();
+                    text += &format!("\n{model} on {url}\n\n{}", suite_table(cases));
+                }
+                print(&text);
+            }
             Format::Llama => print(&as_llama_bench(&bench)),
         }
         Ok(0)
@@ -90,7 +134,7 @@ impl BenchArgs {
 
     /// Rejects measurements that llama-bench's format has no columns for.
     fn check_format(&self) -> Result<()> {
-        let more = [("--suite", self.suite), ("--functions", self.functions), ("--energy", self.energy)];
+        let more = [("--suite", self.suite.is_some()), ("--functions", self.functions), ("--energy", self.energy)];
         match more.into_iter().find(|(_, given)| *given && self.format == Format::Llama) {
             Some((option, _)) => {
                 let problem = format!("--format llama has no column for {option}");
@@ -101,11 +145,35 @@ impl BenchArgs {
     }
 }
 
+/// Prompts of a suite with their averages.
+fn suite_table(cases: &[BenchmarkCase]) -> String {
+    let row = |case: &BenchmarkCase| {
+        let counts = [case.prompt_tokens, case.gen_tokens].map(|count| count.to_string());
+        let numbers = [case.prefill_tps, case.decode_tps, case.decode_spread_tps, case.ttft_ms, case.inference_ms];
+        let same = if case.same_text { "yes" } else { "no" };
+        [vec![case.name.clone()], counts.to_vec(), numbers.map(|n| format!("{n:.1}")).to_vec(), vec![same.to_owned()]]
+            .concat()
+    };
+    let head =
+        ["prompt", ">in", ">out", ">prefill tok/s", ">decode tok/s", ">spread", ">TTFT ms", ">total ms", "same text"];
+    let mut text = table(&head, cases.iter().map(row));
+    if let Some(SuiteAverages { prefill_tps, decode_tps, ttft_ms, inference_ms, consistency }) =
+        SuiteAverages::of(cases)
+    {
+        text += &format!(
+            "\nmeans: prefill {prefill_tps:.1} tok/s, decode {decode_tps:.1} tok/s, TTFT {ttft_ms:.1} ms, total \
+             {inference_ms:.1} ms; consistency of decoding {:.1} %\n",
+            consistency * 100.0
+        );
+    }
+    text
+}
+
 /// Formats the results as tables.
-fn as_table(bench: &Benchmark) -> String {
+fn as_table(bench: &Benchmark, gates: &str) -> String {
     let memory = |bytes: Option<u64>| bytes.map_or("unknown".into(), report::bytes);
     let mut text = format!(
-        "{} on {}, {} processors: ready after {:.2} s, weights {}, memory {}, at most {}\n\n",
+        "{} on {}, {} processors: ready after {:.2} s, weights {}, memory {}, at most {}; gates: {gates}\n\n",
         bench.model,
         bench.device,
         bench.threads,
@@ -133,14 +201,7 @@ fn as_table(bench: &Benchmark) -> String {
         text += &table(&head, bench.tests.iter().map(row));
     }
     if !bench.suite.is_empty() {
-        let row = |case: &BenchmarkCase| {
-            let counts = [case.prompt_tokens, case.gen_tokens].map(|count| count.to_string());
-            let numbers =
-                [case.prefill_tps, case.decode_tps, case.ttft_ms, case.inference_ms].map(|n| format!("{n:.1}"));
-            [vec![case.name.to_owned()], counts.to_vec(), numbers.to_vec()].concat()
-        };
-        let head = ["prompt", ">in", ">out", ">prefill t/s", ">decode t/s", ">TTFT ms", ">infer ms"];
-        text += &table(&head, bench.suite.iter().map(row));
+        text += &suite_table(&bench.suite);
     }
     if !bench.functions.is_empty() {
         let row = |function: &FunctionTime| {

@@ -16,7 +16,8 @@ use anec::manifest::{Manifest, builtin};
 use anec::runtime::classify::bioes::Biases;
 use anec::runtime::{CachePrecision, CpuOptions, LoadedModel, PhaseUnits, Tokenizer, coreai, coreml};
 use anec::source::hub;
-use anec::{BundleCache, Prompt};
+use anec::validate::verdict;
+use anec::{Bundle, BundleCache, Prompt};
 
 /// Bundle and how to run it.
 #[derive(Clone, Debug, Args)]
@@ -114,6 +115,12 @@ impl Runner {
     /// Returns the same options for another bundle.
     pub fn another(&self, bundle: &Path) -> Runner {
         Runner { bundle: bundle.to_owned(), ..self.clone() }
+    }
+
+    /// State of the bundle's gates in one line, as `anec validate --record` left it.
+    pub fn recorded_gates(&self) -> String {
+        let state = self.folder().and_then(|folder| Ok(verdict::recorded_state(&Bundle::read(&folder)?, &folder)));
+        state.unwrap_or_else(|_| "not recorded".to_owned())
     }
 
     /// Path of the bundle or model, as given.

@@ -3,19 +3,21 @@
 //! Each number is the median of several runs after warm-up; the spread is the median absolute deviation.
 
 use std::ops::Range;
+use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::chat::{Chat, ChatTemplate, Message};
 use super::energy::{Energy, EnergyMeter};
 use super::{GenerationRequest, LoadedModel, RuntimeError, Tokenizer};
-use anec_base::{ContentDigest, Error, Result, resources};
+use anec_base::{ContentDigest, Error, Result, input, resources};
 use anec_coreml::{CoreMl, Engine};
 
 /// Lengths and repetitions of a benchmark.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BenchmarkOptions {
     /// Prompt lengths in tokens; `None` means 64 and 256, as far as the context holds them.
     pub prefill: Option<Vec<u64>>,
@@ -27,8 +29,8 @@ pub struct BenchmarkOptions {
     pub repetitions: u32,
     /// Number of warm-up runs.
     pub warmup: u32,
-    /// Runs five prompts of several kinds once each, instead of fixed lengths.
-    pub suite: bool,
+    /// Prompts instead of lengths; each is continued `repetitions` times.
+    pub suite: Vec<SuitePrompt>,
     /// Whether energy is measured with `powermetrics` on macOS.
     pub energy: bool,
 }
@@ -36,7 +38,50 @@ pub struct BenchmarkOptions {
 impl Default for BenchmarkOptions {
     fn default() -> Self {
         let (prefill, decode, depth) = (None, None, vec![1]);
-        BenchmarkOptions { prefill, decode, depth, repetitions: 5, warmup: 1, suite: false, energy: false }
+        BenchmarkOptions { prefill, decode, depth, repetitions: 5, warmup: 1, suite: Vec::new(), energy: false }
+    }
+}
+
+/// Prompt of a suite.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SuitePrompt {
+    /// Name.
+    pub name: String,
+    /// Prompt; one message of a user if the model has a chat template.
+    pub prompt: String,
+    /// Maximum number of generated tokens.
+    pub max_tokens: usize,
+}
+
+/// Maximum size of a file of prompts, in bytes.
+const MAX_SUITE: u64 = 1 << 24;
+
+impl SuitePrompt {
+    /// Five prompts of several kinds.
+    pub fn built_in() -> Vec<Self> {
+        let prompt = |(name, prompt, max_tokens): (&str, &str, usize)| SuitePrompt {
+            name: name.to_owned(),
+            prompt: prompt.to_owned(),
+            max_tokens,
+        };
+        SUITE.into_iter().map(prompt).collect()
+    }
+
+    /// Reads a JSON list of prompts: `[{"name": "short", "prompt": "…", "max_tokens": 20}, …]`.
+    ///
+    /// # Errors
+    /// If the file can't be read, or isn't such a list.
+    pub fn read(path: &Path) -> Result<Vec<Self>> {
+        let wrong = |problem: String| RuntimeError::bundle(path, problem);
+        let prompts: Vec<Self> = serde_json::from_slice(&input::read(path, MAX_SUITE)?).map_err(|error| {
+            wrong(format!("{error}; expected a list of prompts, each with `name`, `prompt` and `max_tokens`"))
+        })?;
+        match prompts.iter().find(|prompt| prompt.prompt.is_empty() || prompt.max_tokens == 0) {
+            Some(prompt) => Err(wrong(format!("prompt `{}` is empty, or generates no token", prompt.name)).into()),
+            None if prompts.is_empty() => Err(wrong("it has no prompts".into()).into()),
+            None => Ok(prompts),
+        }
     }
 }
 
@@ -66,6 +111,11 @@ impl Lengths {
 }
 
 impl BenchmarkOptions {
+    /// Default options.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
     /// Returns the tests for a bundle with this context.
     ///
     /// # Errors
@@ -122,6 +172,8 @@ pub struct Benchmark {
     pub tests: Vec<BenchmarkTest>,
     /// Results of the suite's prompts.
     pub suite: Vec<BenchmarkCase>,
+    /// Averages over the prompts of the suite.
+    pub averages: Option<SuiteAverages>,
     /// Time spent in each function.
     pub functions: Vec<FunctionTime>,
 }
@@ -155,7 +207,9 @@ pub struct BenchmarkTest {
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchmarkCase {
     /// Name of the prompt.
-    pub name: &'static str,
+    pub name: String,
+    /// Number of counted runs; the times are their medians.
+    pub runs: u32,
     /// Number of prompt tokens, including the chat template's.
     pub prompt_tokens: usize,
     /// Number of generated tokens.
@@ -164,12 +218,45 @@ pub struct BenchmarkCase {
     pub prefill_tps: f64,
     /// Decode throughput in tokens per second.
     pub decode_tps: f64,
+    /// Median absolute deviation of `decode_tps` over the runs.
+    pub decode_spread_tps: f64,
+    /// Whether all runs gave the same text.
+    pub same_text: bool,
     /// Time to first token in milliseconds.
     pub ttft_ms: f64,
     /// Total time in milliseconds.
     pub inference_ms: f64,
     /// Generated text.
     pub text: String,
+}
+
+/// Averages over the prompts of a suite.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct SuiteAverages {
+    /// Mean of the prompts' prefill speeds, in tokens per second.
+    pub prefill_tps: f64,
+    /// Mean of the prompts' decode speeds, in tokens per second.
+    pub decode_tps: f64,
+    /// Mean of the times to the first token, in milliseconds.
+    pub ttft_ms: f64,
+    /// Mean of the total times, in milliseconds.
+    pub inference_ms: f64,
+    /// Consistency of decoding: 1 less the mean of spread over speed.
+    pub consistency: f64,
+}
+
+impl SuiteAverages {
+    /// Averages of some prompts; `None` if there are none.
+    pub fn of(cases: &[BenchmarkCase]) -> Option<Self> {
+        let mean = |of: &dyn Fn(&BenchmarkCase) -> f64| cases.iter().map(of).sum::<f64>() / cases.len() as f64;
+        (!cases.is_empty()).then(|| SuiteAverages {
+            prefill_tps: mean(&|case| case.prefill_tps),
+            decode_tps: mean(&|case| case.decode_tps),
+            ttft_ms: mean(&|case| case.ttft_ms),
+            inference_ms: mean(&|case| case.inference_ms),
+            consistency: 1.0 - mean(&|case| case.decode_spread_tps / case.decode_tps.max(1e-9)),
+        })
+    }
 }
 
 /// Time spent in a function.
@@ -216,19 +303,16 @@ impl Benchmark {
     ) -> Result<Benchmark> {
         let start = Instant::now();
         let model = load()?;
-        let lengths = if options.suite { Vec::new() } else { options.lengths(model.context())? };
+        let lengths = if options.suite.is_empty() { options.lengths(model.context())? } else { Vec::new() };
         // the first call loads the functions
         continue_text(&model, 1, 1, 2)?;
         let load_s = start.elapsed().as_secs_f64();
         let (model, profile) = model.profiled()?;
         let mut meter = options.energy.then(EnergyMeter::start).transpose()?;
-        let (mut tests, mut suite) = (Vec::new(), Vec::new());
-        if options.suite {
-            suite = cases(&model, options.warmup)?;
-        } else {
-            for lengths in lengths {
-                tests.push(test(&model, options, &mut meter, lengths)?);
-            }
+        let suite = cases(&model, options)?;
+        let mut tests = Vec::new();
+        for lengths in lengths {
+            tests.push(test(&model, options, &mut meter, lengths)?);
         }
         let profile = profile.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let all: f64 = profile.values().map(|calls| calls.time.as_secs_f64()).sum();
@@ -253,6 +337,7 @@ impl Benchmark {
             resident_bytes: resources::resident_bytes(),
             peak_bytes: resources::usage().map(|usage| usage.peak_memory_bytes),
             tests,
+            averages: SuiteAverages::of(&suite),
             suite,
             functions: functions.collect(),
         })
@@ -327,38 +412,67 @@ fn test(
     })
 }
 
-fn cases(model: &Arc<LoadedModel>, warmup: u32) -> Result<Vec<BenchmarkCase>> {
+fn cases(model: &Arc<LoadedModel>, options: &BenchmarkOptions) -> Result<Vec<BenchmarkCase>> {
+    let Some(shortest) = options.suite.first() else { return Ok(Vec::new()) };
     let tokenizer = Tokenizer::of(model.bundle(), model.folder())?;
     let template = match ChatTemplate::of(model.bundle(), model.folder(), &tokenizer) {
         Ok(template) => Some(template),
         Err(RuntimeError::NoChatTemplate { .. }) => None,
         Err(error) => return Err(error.into()),
     };
-    let case = |(name, text, max_tokens): (&'static str, &str, usize)| {
+    let run = |of: &SuitePrompt| {
         let prompt = match &template {
-            Some(template) => template.encode(&tokenizer, &Chat::new(vec![Message::new("user", text)]))?,
-            None => tokenizer.encode_literal(text)?,
+            Some(template) => template.encode(&tokenizer, &Chat::new(vec![Message::new("user", &of.prompt)]))?,
+            None => tokenizer.encode_literal(&of.prompt)?,
         };
+        let max_tokens = of.max_tokens;
         let stops = model.end_tokens();
         let request = GenerationRequest { prompt, max_tokens, stops, ..GenerationRequest::default() };
         let prompt_tokens = request.prompt.len();
         let generation = request.start(model)?.run()?;
         let timings = generation.timings;
-        Ok(BenchmarkCase {
-            name,
+        Ok::<_, Error>(BenchmarkCase {
+            name: of.name.clone(),
+            runs: 1,
             prompt_tokens,
             gen_tokens: generation.ids.len(),
             prefill_tps: timings.prefill_tps,
             decode_tps: timings.decode_tps,
+            decode_spread_tps: 0.0,
+            same_text: true,
             ttft_ms: timings.ttft_ms,
             inference_ms: timings.elapsed_s * 1e3,
             text: tokenizer.decode(&generation.ids, false)?,
         })
     };
-    for _ in 0..warmup {
-        case(SUITE[0])?;
+    for _ in 0..options.warmup {
+        run(shortest)?;
     }
-    SUITE.into_iter().map(case).collect()
+    let case = |of: &SuitePrompt| {
+        let runs = (0..options.repetitions.max(1)).map(|_| run(of)).collect::<Result<Vec<_>>>()?;
+        Ok::<_, Error>(BenchmarkCase::of_runs(runs).unwrap_or_else(|| unreachable!("a suite runs at least once")))
+    };
+    options.suite.iter().map(case).collect()
+}
+
+impl BenchmarkCase {
+    /// Medians of several runs of a prompt; `None` if there are none.
+    pub fn of_runs(runs: Vec<BenchmarkCase>) -> Option<Self> {
+        let numbers = |of: fn(&BenchmarkCase) -> f64| runs.iter().map(of).collect::<Vec<f64>>();
+        let decode_tps = median(&numbers(|run| run.decode_tps));
+        let deviations: Vec<f64> = runs.iter().map(|run| (run.decode_tps - decode_tps).abs()).collect();
+        let first = runs.first()?;
+        Some(BenchmarkCase {
+            runs: runs.len() as u32,
+            prefill_tps: median(&numbers(|run| run.prefill_tps)),
+            decode_tps,
+            decode_spread_tps: median(&deviations),
+            same_text: runs.iter().all(|run| run.text == first.text),
+            ttft_ms: median(&numbers(|run| run.ttft_ms)),
+            inference_ms: median(&numbers(|run| run.inference_ms)),
+            ..first.clone()
+        })
+    }
 }
 
 /// Median.
