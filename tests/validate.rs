@@ -588,7 +588,7 @@ fn parity_in_the_engines_arithmetic_names_the_operation_and_the_effect() {
         named[0].clone()
     };
     let all = judged("f32,ane");
-    assert!(all.contains("departs by") && all.contains("by silu: "), "{all}");
+    assert!(all.contains("deviates by") && all.contains("by silu: "), "{all}");
     assert!(all.contains("`silu-table` (M1, M6: ane-guide"), "{all}");
     assert!(all.starts_with("ane, simulated: ") && all.ends_with("(a simulation of published measurements)"), "{all}");
     // one effect less, and it isn't that operation any more
