@@ -4,16 +4,21 @@ use std::cell::Cell;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anec_base::{FileError, Progress};
 
-use crate::client::{Hub, answered, pause, unreachable};
+use crate::client::{Hub, pause, unreachable};
 use crate::error::{HubError, Result};
 use crate::hash::RunningDigest;
 use crate::repository::{RemoteFile, RemoteRepository};
 
 /// Maximum number of attempts without progress.
 const ATTEMPTS: u32 = 5;
+/// Interval in which a download must make progress.
+const RATE_INTERVAL: Duration = Duration::from_secs(60);
+/// Minimum number of bytes in that time.
+const MIN_BYTES: u64 = 64 << 10;
 /// Size of a read in bytes.
 const STEP: usize = 1 << 18;
 
@@ -171,13 +176,8 @@ impl Incomplete {
     ) -> Result<Result<(), String>> {
         let url =
             format!("{}/{}/resolve/{}/{}", hub.endpoint, repository.name, repository.commit, encoded(&remote.path));
-        let response = answered(&remote.path, "download", || {
-            let mut request = hub.agent.get(&url).header("range", format!("bytes={length}-"));
-            if let Some(authorization) = hub.authorization() {
-                request = request.header("authorization", authorization);
-            }
-            request.call()
-        });
+        let range = format!("bytes={length}-");
+        let response = hub.answered(&remote.path, "download", || hub.get(&url, Some(("range", range.as_str())), None));
         let response = match response {
             Err(HubError::Unreachable { problem, .. }) => return Ok(Err(problem)),
             other => other?,
@@ -191,7 +191,17 @@ impl Incomplete {
         self.file.seek(SeekFrom::Start(*length)).map_err(write)?;
         let mut body = response.into_body().into_reader();
         let mut buffer = vec![0; STEP];
+        let (mut since, mut before) = (Instant::now(), *length);
         while *length < remote.size {
+            if since.elapsed() > RATE_INTERVAL {
+                if *length - before < MIN_BYTES {
+                    return Ok(Err(format!(
+                        "fewer than {MIN_BYTES} bytes came within {} seconds",
+                        RATE_INTERVAL.as_secs()
+                    )));
+                }
+                (since, before) = (Instant::now(), *length);
+            }
             let most = buffer.len().min(usize::try_from(remote.size - *length).unwrap_or(usize::MAX));
             match body.read(&mut buffer[..most]) {
                 Ok(0) => return Ok(Err(format!("the connection ended after {length} of {} bytes", remote.size))),

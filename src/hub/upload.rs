@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value as Json, json};
 use ureq::SendBody;
 
-use crate::client::{Hub, answered, pause};
+use crate::client::{Hub, pause};
 use crate::download::Transfer;
 use crate::error::{HubError, Result};
 use crate::hash::{FileHash, RunningDigest};
@@ -332,7 +332,7 @@ impl Hub {
         let before = transfer.done();
         let mut failures = 0;
         loop {
-            let sent = answered(&file.path, "upload", || {
+            let sent = self.answered(&file.path, "upload", || {
                 let mut request = self.agent.put(href).header("content-length", length);
                 for (name, value) in headers.as_object().into_iter().flatten() {
                     if let Some(value) = value.as_str() {
@@ -359,8 +359,7 @@ impl Hub {
 
     /// Sends JSON to a URL named by LFS. Only the hub itself receives the token.
     fn tell(&self, file: &Upload, href: &str, headers: &Json, body: &str) -> Result<()> {
-        let own = href.strip_prefix(&self.endpoint).is_some_and(|rest| rest.starts_with('/'));
-        answered(&file.path, "upload", || {
+        self.answered(&file.path, "upload", || {
             let mut request = self.agent.post(href).header("content-type", LFS).header("accept", LFS);
             let given =
                 headers.as_object().into_iter().flatten().filter_map(|(name, value)| Some((name, value.as_str()?)));
@@ -369,7 +368,7 @@ impl Hub {
                 authorized |= name.eq_ignore_ascii_case("authorization");
                 request = request.header(name, value);
             }
-            if let Some(authorization) = self.authorization().filter(|_| own && !authorized) {
+            if let Some(authorization) = self.authorization(href).filter(|_| !authorized) {
                 request = request.header("authorization", authorization);
             }
             request.send(body)
