@@ -47,13 +47,14 @@ mod usage;
 mod validate;
 
 use std::borrow::Cow;
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::OnceLock;
 
 use clap::{Parser, Subcommand};
 
 use anec::base::{Error, FileError, Result};
+use anec::runtime::constraint::probe;
 use usage::ThreadError;
 
 /// Convert language models to Core ML for Apple's Neural Engine, verify the result, and run it
@@ -190,6 +191,12 @@ impl Verb {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == probe::ARGUMENT) {
+        return ExitCode::from(probe::run());
+    }
+    if let Ok(program) = std::env::current_exe() {
+        probe::set_program(program);
+    }
     // with a handler, a file that reaches its size limit is a write error instead of the end of this process
     #[cfg(unix)]
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, std::sync::Arc::default());
@@ -265,6 +272,8 @@ fn visible(text: &str) -> Cow<'_, str> {
 /// any other error is reported after the verb ends.
 fn put(text: &str) -> bool {
     let mut out = std::io::stdout().lock();
+    // what a model writes must not control the terminal
+    let text = if out.is_terminal() { visible(text) } else { text.into() };
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => true,
         Err(error) => {

@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use anec::base::Result;
 use anec::bundle::Bundle;
-use anec::exec::{Precision, Tensor, TensorData};
+use anec::exec::{Precision, ProductMemo, Tensor, TensorData};
 use anec::manifest::Gates;
+use anec::runtime::backend::{BatchMember, BatchResult, FunctionCall, Phase, run_anew, run_each, run_in_turn};
 use anec::runtime::{
     Backend, CpuBackend, HostTables, InterceptedBackend, Interceptor, LoadedModel, PackageStore, Sequence, Watch, plan,
 };
@@ -28,6 +29,18 @@ impl Backend for Forgetful {
         self.0.prepare(function)
     }
 
+    fn has_room(&self, _function: usize) -> bool {
+        true
+    }
+
+    fn of_bundle(&self, _bundle: &Bundle) -> Result<Option<Box<dyn Backend>>> {
+        Ok(None)
+    }
+
+    fn run_batch(&self, function: usize, members: Vec<BatchMember<'_>>) -> Vec<BatchResult> {
+        run_each(function, members)
+    }
+
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
         Ok(Box::new(Alone(self.0.sequence()?)))
     }
@@ -37,6 +50,20 @@ impl Sequence for Alone {
     fn run(&mut self, function: usize, inputs: &[&Tensor], watch: Option<Watch<'_>>) -> Result<Vec<Tensor>> {
         self.0.run(function, inputs, watch)
     }
+
+    fn run_into(&mut self, call: FunctionCall<'_>, outputs: &mut Vec<Arc<Tensor>>) -> Result<()> {
+        run_anew(self, call, outputs)
+    }
+
+    fn run_together(&mut self, calls: &[FunctionCall<'_>], outputs: &mut [Vec<Arc<Tensor>>]) -> Result<()> {
+        run_in_turn(self, calls, outputs)
+    }
+
+    fn remember(&mut self, _memo: &Arc<ProductMemo>) -> bool {
+        false
+    }
+
+    fn enter(&mut self, _phase: Phase) {}
 
     fn states(&self, function: usize) -> Result<Option<Vec<Arc<Tensor>>>> {
         self.0.states(function)
@@ -48,6 +75,10 @@ impl Sequence for Alone {
 
     fn reset(&mut self) -> Result<()> {
         self.0.reset()
+    }
+
+    fn fork(&self) -> Result<Option<Box<dyn Sequence>>> {
+        Ok(None)
     }
 }
 

@@ -136,11 +136,15 @@ impl Prompt {
     fn tokens(self, model: &Model) -> Result<Vec<u32>> {
         match self {
             Prompt::Tokens(tokens) => Ok(tokens),
-            Prompt::Text(text) => Ok(model.needed_tokenizer()?.encode_literal(&text)?),
+            Prompt::Text(text) => {
+                let tokenizer = model.needed_tokenizer()?;
+                tokenizer.check_length(&text, model.model.context())?;
+                Ok(tokenizer.encode_literal(&text)?)
+            }
             Prompt::Chat(messages) => {
                 let tokenizer = model.needed_tokenizer()?;
                 let template = ChatTemplate::of(model.bundle(), model.model.folder(), &tokenizer)?;
-                Ok(template.encode(&tokenizer, &Chat::new(messages))?)
+                Ok(template.encode_within(&tokenizer, &Chat::new(messages), model.model.context())?)
             }
         }
     }

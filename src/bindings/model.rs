@@ -146,7 +146,8 @@ impl AnecModel {
         let units = units.unwrap_or_else(AnecUnits::of_this_system);
         let loaded = match units.core_ml() {
             None => {
-                let options = CpuOptions { max_memory_bytes, ..CpuOptions::to_write(Precision::F32) };
+                let mut options = CpuOptions::to_write(Precision::F32);
+                options.max_memory_bytes = max_memory_bytes;
                 LoadedModel::on_cpu_with(path.as_ref(), &options)?
             }
             Some(units) => coreml::open(path.as_ref(), units, max_memory_bytes)?,

@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anec_base::Result;
+use anec_bundle::Bundle;
 use anec_exec::{Executable, State, Tensor};
+use anec_runtime::backend::{BatchMember, BatchResult, FunctionCall, Phase, run_anew, run_each, run_in_turn};
 use anec_runtime::{Backend, CpuBackend, RuntimeError, Sequence, Watch};
 
 /// The function that stands for another.
@@ -54,6 +56,18 @@ impl Backend for PatchedBackend {
         self.inner.prepare(function)
     }
 
+    fn has_room(&self, _function: usize) -> bool {
+        true
+    }
+
+    fn of_bundle(&self, _bundle: &Bundle) -> Result<Option<Box<dyn Backend>>> {
+        Ok(None)
+    }
+
+    fn run_batch(&self, function: usize, members: Vec<BatchMember<'_>>) -> Vec<BatchResult> {
+        run_each(function, members)
+    }
+
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
         let stand = self.patch.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let stand = stand.map(|stand| (stand.executable.new_state(), stand));
@@ -79,6 +93,16 @@ impl Sequence for Patched {
         }
     }
 
+    fn run_into(&mut self, call: FunctionCall<'_>, outputs: &mut Vec<Arc<Tensor>>) -> Result<()> {
+        run_anew(self, call, outputs)
+    }
+
+    fn run_together(&mut self, calls: &[FunctionCall<'_>], outputs: &mut [Vec<Arc<Tensor>>]) -> Result<()> {
+        run_in_turn(self, calls, outputs)
+    }
+
+    fn enter(&mut self, _phase: Phase) {}
+
     fn states(&self, function: usize) -> Result<Option<Vec<Arc<Tensor>>>> {
         match &self.stand {
             Some((_, stand)) if stand.function == function => {
@@ -98,5 +122,9 @@ impl Sequence for Patched {
             *state = stand.executable.new_state();
         }
         self.inner.reset()
+    }
+
+    fn fork(&self) -> Result<Option<Box<dyn Sequence>>> {
+        Ok(None)
     }
 }

@@ -144,13 +144,11 @@ impl Runner {
         let model = match (units, &core_ai) {
             (None, Some(options)) => coreai::open(&bundle, options)?,
             (None, None) => {
-                let options = CpuOptions {
-                    precision: self.precision,
-                    caches: self.cache_precision,
-                    max_memory_bytes: self.max_memory_mb,
-                    // other precisions are compared with validation, which uses the bundle's calls
-                    wide_calls: self.precision == Precision::I16,
-                };
+                let mut options = CpuOptions::new(self.precision);
+                options.caches = self.cache_precision;
+                options.max_memory_bytes = self.max_memory_mb;
+                // other precisions are compared with validation, which uses the bundle's calls
+                options.wide_calls = self.precision == Precision::I16;
                 LoadedModel::on_cpu_with(&bundle, &options)?
             }
             (Some(units), _) => coreml::open(&bundle, units, self.max_memory_mb)?,

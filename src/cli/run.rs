@@ -137,8 +137,12 @@ impl Prompt {
         let system = self.system.iter().map(|text| Message::new("system", text));
         let chat = Chat::new(system.chain([Message::new("user", &text)]).collect());
         Ok(match self.special {
-            true => tokenizer.encode_rest(&template.render(&chat)?),
-            false => template.encode(tokenizer, &chat),
+            true => {
+                let text = template.render(&chat)?;
+                tokenizer.check_length(&text, model.context())?;
+                tokenizer.encode_rest(&text)
+            }
+            false => template.encode_within(tokenizer, &chat, model.context()),
         }?)
     }
 }

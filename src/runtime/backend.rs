@@ -62,7 +62,7 @@ impl BatchMember<'_> {
 /// Outputs of a function for one sequence, in their order.
 pub type BatchResult = Result<Vec<Tensor>>;
 
-/// Executes the functions of a bundle.
+/// Executes the functions of a bundle. No method has a default, so that decorators forward all of them.
 pub trait Backend: Send + Sync {
     /// Loads a function ahead of its first call. On Core ML loading takes seconds to minutes.
     ///
@@ -71,18 +71,14 @@ pub trait Backend: Send + Sync {
     fn prepare(&self, function: usize) -> Result<()>;
 
     /// Returns whether a function can be loaded without evicting another one.
-    fn has_room(&self, _function: usize) -> bool {
-        true
-    }
+    fn has_room(&self, function: usize) -> bool;
 
     /// Returns a backend for the functions of another bundle that shares this backend's packages; `None` if the backend
     /// has no packages.
     ///
     /// # Errors
     /// If the packages can't be opened.
-    fn of_bundle(&self, _bundle: &Bundle) -> Result<Option<Box<dyn Backend>>> {
-        Ok(None)
-    }
+    fn of_bundle(&self, bundle: &Bundle) -> Result<Option<Box<dyn Backend>>>;
 
     /// Creates a sequence whose states are all zero. Weights are shared between sequences.
     ///
@@ -91,13 +87,11 @@ pub trait Backend: Send + Sync {
     fn sequence(&self) -> Result<Box<dyn Sequence>>;
 
     /// Runs a function for several sequences. Each result equals that of [`Sequence::run`], bit for bit; a failure
-    /// affects only its own sequence. Backends that can't batch run the members one after another.
-    fn run_batch(&self, function: usize, members: Vec<BatchMember<'_>>) -> Vec<BatchResult> {
-        members.into_iter().map(|member| member.run_alone(function)).collect()
-    }
+    /// affects only its own sequence. Backends that can't batch use [`run_each`].
+    fn run_batch(&self, function: usize, members: Vec<BatchMember<'_>>) -> Vec<BatchResult>;
 }
 
-/// States of one text.
+/// States of one text. No method has a default, so that decorators forward all of them.
 pub trait Sequence: Any + Send {
     /// Runs a function, given by its index in `bundle.json`, on inputs in the function's order and returns its outputs
     /// in their order. Floating-point tensors hold f32, whatever the port's type. Functions whose states have the same
@@ -110,26 +104,21 @@ pub trait Sequence: Any + Send {
     fn run(&mut self, function: usize, inputs: &[&Tensor], watch: Option<Watch<'_>>) -> Result<Vec<Tensor>>;
 
     /// Runs a function as [`run`](Sequence::run) and replaces the contents of `outputs`: those of an earlier call,
-    /// whose memory is reused where nothing else holds it and the backend supports that.
+    /// whose memory is reused where nothing else holds it and the backend supports that; others use [`run_anew`].
     ///
     /// # Errors
     /// Returns any error of [`run`](Sequence::run).
-    fn run_into(&mut self, call: FunctionCall<'_>, outputs: &mut Vec<Arc<Tensor>>) -> Result<()> {
-        *outputs = call.outputs_of(|function, inputs| self.run(function, inputs, None))?;
-        Ok(())
-    }
+    fn run_into(&mut self, call: FunctionCall<'_>, outputs: &mut Vec<Arc<Tensor>>) -> Result<()>;
 
-    /// Runs stateless, independent functions, in parallel where the backend can. The outputs of each call replace its
-    /// element of `outputs`, as in [`run_into`](Sequence::run_into).
+    /// Runs stateless, independent functions, in parallel where the backend can; others use [`run_in_turn`]. The outputs
+    /// of each call replace its element of `outputs`, as in [`run_into`](Sequence::run_into).
     ///
     /// # Errors
     /// Returns any error of [`run`](Sequence::run).
-    fn run_together(&mut self, calls: &[FunctionCall<'_>], outputs: &mut [Vec<Arc<Tensor>>]) -> Result<()> {
-        calls.iter().zip(outputs).try_for_each(|(call, outputs)| self.run_into(*call, outputs))
-    }
+    fn run_together(&mut self, calls: &[FunctionCall<'_>], outputs: &mut [Vec<Arc<Tensor>>]) -> Result<()>;
 
     /// Sets the phase of the following calls.
-    fn enter(&mut self, _phase: Phase) {}
+    fn enter(&mut self, phase: Phase);
 
     /// Returns the contents of a function's states in the order of `bundle.json`; `None` if no call has used them,
     /// which means zeros.
@@ -155,7 +144,31 @@ pub trait Sequence: Any + Send {
     ///
     /// # Errors
     /// If the states can't be allocated.
-    fn fork(&self) -> Result<Option<Box<dyn Sequence>>> {
-        Ok(None)
-    }
+    fn fork(&self) -> Result<Option<Box<dyn Sequence>>>;
+}
+
+/// Runs a function for sequences one after another: [`Backend::run_batch`] of backends that can't batch.
+pub fn run_each(function: usize, members: Vec<BatchMember<'_>>) -> Vec<BatchResult> {
+    members.into_iter().map(|member| member.run_alone(function)).collect()
+}
+
+/// Runs a function with new memory for its outputs: [`Sequence::run_into`] of backends that don't reuse it.
+///
+/// # Errors
+/// Returns any error of [`Sequence::run`].
+pub fn run_anew(sequence: &mut impl Sequence, call: FunctionCall<'_>, outputs: &mut Vec<Arc<Tensor>>) -> Result<()> {
+    *outputs = call.outputs_of(|function, inputs| sequence.run(function, inputs, None))?;
+    Ok(())
+}
+
+/// Runs functions one after another: [`Sequence::run_together`] of backends that don't run them in parallel.
+///
+/// # Errors
+/// Returns any error of [`Sequence::run_into`].
+pub fn run_in_turn(
+    sequence: &mut impl Sequence,
+    calls: &[FunctionCall<'_>],
+    outputs: &mut [Vec<Arc<Tensor>>],
+) -> Result<()> {
+    calls.iter().zip(outputs).try_for_each(|(call, outputs)| sequence.run_into(*call, outputs))
 }

@@ -26,8 +26,7 @@ pub(super) fn read(bytes: &[u8]) -> Option<Tokenizer> {
 pub(super) struct Steps {
     pub(super) normalizer: Option<NormalizerWrapper>,
     pub(super) pre_tokenizer: Option<PreTokenizerWrapper>,
-    #[serde(rename = "post_processor")]
-    _post_processor: Option<PostProcessorWrapper>,
+    pub(super) post_processor: Option<PostProcessorWrapper>,
     pub(super) decoder: Option<DecoderWrapper>,
 }
 

@@ -1,22 +1,26 @@
 //! Constrained text: JSON by a schema, a regular expression, or a grammar, with llguidance.
 
+pub mod probe;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
-use serde_json::{Value as Json, json};
+use serde_json::json;
 
 use super::error::RuntimeError;
 pub use super::grammar::Grammar;
+use super::schema;
 use super::tokenizer::Tokenizer;
 
-/// White space between the parts of a JSON text, unless the schema has its own in `x-guidance`. It has an end: some models
-/// would go on with line breaks for as long as they may.
-const JSON_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,24}";
+/// White space of a JSON text: after a comma one space, or a line break with its indentation, and after a colon one space.
+/// More of it would let greedy models go on with line breaks for as long as they may.
+const ITEM_SEPARATOR: &str = r",(\x20|\n[\x20\t]{0,32})?";
+const KEY_SEPARATOR: &str = r":\x20?";
 
-/// Most bytes of a grammar's source. The time to compile one grows with the square of its length.
+/// Maximum size of a grammar's source in bytes. The time to compile it grows with the square of its length.
 const MAX_SOURCE: usize = 64 << 10;
 
 /// Maximum number of symbols in a grammar's productions.
@@ -31,6 +35,7 @@ pub struct Grammars {
 #[derive(Clone)]
 pub struct Constraint {
     matcher: Matcher,
+    warnings: Arc<[String]>,
 }
 
 impl Grammars {
@@ -52,7 +57,10 @@ impl Grammars {
         };
         let words: Vec<Vec<u8>> = (0..vocab_size as u32).map(word).collect();
         let trie = TokTrie::from(&TokRxInfo::new(vocab_size as u32, *end), &words).with_eos_tokens(&ends);
-        let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        Self::with(Arc::new(ApproximateTokEnv::new(trie)))
+    }
+
+    fn with(environment: TokEnv) -> Result<Self, RuntimeError> {
         let mut factory = ParserFactory::new_simple(&environment).map_err(|error| grammar(error.to_string()))?;
         factory.quiet();
         let limits = factory.limits_mut();
@@ -67,33 +75,52 @@ impl Grammars {
     /// # Errors
     /// If the grammar is wrong, unsupported or too large; the message says where.
     pub fn start(&self, form: &Grammar) -> Result<Constraint, RuntimeError> {
+        self.start_while(form, &|| true)
+    }
+
+    /// Compiles a grammar as [`start`](Grammars::start) does, and gives up once nobody `waits`.
+    ///
+    /// # Errors
+    /// Returns any error of [`start`](Grammars::start).
+    pub fn start_while(&self, form: &Grammar, waits: &dyn Fn() -> bool) -> Result<Constraint, RuntimeError> {
         let bytes = form.source_bytes();
         if bytes > MAX_SOURCE {
             return Err(grammar(format!("it has {bytes} bytes, and at most {MAX_SOURCE} are compiled")));
         }
-        // llguidance asserts some of its limits
+        probe::check(form, waits).map_err(grammar)?;
+        self.guarded(form)
+    }
+
+    /// Compiles a grammar; panics of llguidance, which asserts some of its limits, become errors.
+    fn guarded(&self, form: &Grammar) -> Result<Constraint, RuntimeError> {
         let started = catch_unwind(AssertUnwindSafe(|| self.compile(form)));
         started.unwrap_or_else(|_| Err(grammar(TOO_COMPLEX.into())))
     }
 
     fn compile(&self, form: &Grammar) -> Result<Constraint, RuntimeError> {
         let grammar_of = match form.clone() {
-            Grammar::JsonSchema(mut schema) => {
-                if schema == Json::Bool(true) {
-                    schema = json!({});
-                }
-                if let Some(schema) = schema.as_object_mut() {
-                    schema.entry("x-guidance").or_insert_with(|| json!({"whitespace_pattern": JSON_SPACE}));
+            Grammar::JsonSchema(schema) => {
+                let mut schema = schema::prepare(schema).map_err(grammar)?;
+                if let Some(fields) = schema.as_object_mut() {
+                    // lenient: keywords that can't be kept to are warnings
+                    let style = json!({
+                        "whitespace_flexible": false, "item_separator": ITEM_SEPARATOR, "key_separator": KEY_SEPARATOR,
+                        "lenient": true,
+                    });
+                    fields.entry("x-guidance").or_insert(style);
                 }
                 TopLevelGrammar::from_json_schema(schema)
             }
             Grammar::Regex(expression) => TopLevelGrammar::from_regex(&expression),
             Grammar::Lark(lark) => TopLevelGrammar::from_lark(lark),
         };
-        let matcher = Matcher::new(self.factory.create_parser(grammar_of));
+        let mut matcher = Matcher::new(self.factory.create_parser(grammar_of));
         match matcher.get_error() {
             Some(problem) => Err(grammar(for_clients(&problem))),
-            None => Ok(Constraint { matcher }),
+            None => {
+                let warnings = matcher.grammar_warnings().into();
+                Ok(Constraint { matcher, warnings })
+            }
         }
     }
 }
@@ -122,6 +149,11 @@ impl Constraint {
         self.matcher.consume_token(token).map_err(|error| grammar(for_clients(&error.to_string())))
     }
 
+    /// Returns the parts of a schema that the text needn't satisfy.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
     /// Returns whether nothing can follow.
     pub fn is_finished(&self) -> bool {
         self.matcher.is_stopped()
@@ -141,12 +173,13 @@ impl Grammar {
 /// Error for a grammar that exceeds a limit of the compiler.
 const TOO_COMPLEX: &str = "it is too complex to be compiled";
 
-/// Returns a message of llguidance without parser states and backtraces.
+/// Returns a message of llguidance in a client's terms.
 fn for_clients(problem: &str) -> String {
     if problem.contains("panic") {
         return TOO_COMPLEX.into();
     }
-    problem.split("\n<state>").next().unwrap_or(problem).trim_end().to_owned()
+    let problem = problem.split("\n<state>").next().unwrap_or(problem).trim_end();
+    problem.replace("Unimplemented keys", "keywords that can't be kept to")
 }
 
 fn grammar(problem: String) -> RuntimeError {
@@ -156,6 +189,8 @@ fn grammar(problem: String) -> RuntimeError {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+
+    use serde_json::Value as Json;
 
     use super::*;
     use crate::sampling::{Sampler, Sampling};

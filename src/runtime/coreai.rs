@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::backend::{Backend, Sequence, Watch};
+use super::backend::{
+    Backend, BatchMember, BatchResult, FunctionCall, Phase, Sequence, Watch, run_anew, run_each, run_in_turn,
+};
 use super::error::RuntimeError;
 use super::host::HostTables;
 use super::model::LoadedModel;
@@ -113,6 +115,14 @@ impl Backend for CoreAiBackend {
         self.shared.bridge().map(drop)
     }
 
+    fn has_room(&self, _function: usize) -> bool {
+        true
+    }
+
+    fn run_batch(&self, function: usize, members: Vec<BatchMember<'_>>) -> Vec<BatchResult> {
+        run_each(function, members)
+    }
+
     fn of_bundle(&self, bundle: &Bundle) -> Result<Option<Box<dyn Backend>>> {
         let Shared { place, options, bridge, sequences, .. } = &*self.shared;
         let shared = Shared {
@@ -188,6 +198,16 @@ impl Sequence for CoreAiSequence {
         };
         Ok(self.shared.bridge()?.call(&call)?.into_iter().map(bridge_tensor).collect())
     }
+
+    fn run_into(&mut self, call: FunctionCall<'_>, outputs: &mut Vec<Arc<Tensor>>) -> Result<()> {
+        run_anew(self, call, outputs)
+    }
+
+    fn run_together(&mut self, calls: &[FunctionCall<'_>], outputs: &mut [Vec<Arc<Tensor>>]) -> Result<()> {
+        run_in_turn(self, calls, outputs)
+    }
+
+    fn enter(&mut self, _phase: Phase) {}
 
     fn states(&self, function: usize) -> Result<Option<Vec<Arc<Tensor>>>> {
         let entry = self.shared.entry(function)?;

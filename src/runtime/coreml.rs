@@ -7,7 +7,7 @@ use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::backend::{Backend, FunctionCall, Phase, Sequence, Watch};
+use super::backend::{Backend, BatchMember, BatchResult, FunctionCall, Phase, Sequence, Watch, run_anew, run_each};
 use super::error::RuntimeError;
 use super::function_pool::{FunctionPool, FunctionWeights, check_limit, weight_bytes};
 use super::host::HostTables;
@@ -208,6 +208,10 @@ impl<E: Engine> Backend for CoreMlBackend<E> {
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
         Ok(Box::new(CoreMlSequence::new(self.shared.clone(), Phase::default())))
     }
+
+    fn run_batch(&self, function: usize, members: Vec<BatchMember<'_>>) -> Vec<BatchResult> {
+        run_each(function, members)
+    }
 }
 
 type StateOf<E> = <<E as Engine>::Function as LoadedFunction>::State;
@@ -352,6 +356,10 @@ impl<E: Engine> Sequence for CoreMlSequence<E> {
             }
         };
         arrays.run(&loaded, state, inputs)
+    }
+
+    fn run_into(&mut self, call: FunctionCall<'_>, outputs: &mut Vec<Arc<Tensor>>) -> Result<()> {
+        run_anew(self, call, outputs)
     }
 
     fn run_together(&mut self, calls: &[FunctionCall<'_>], outputs: &mut [Vec<Arc<Tensor>>]) -> Result<()> {

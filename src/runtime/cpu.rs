@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::backend::{Backend, BatchMember, BatchResult, FunctionCall, Sequence, Watch};
+use super::backend::{Backend, BatchMember, BatchResult, FunctionCall, Phase, Sequence, Watch, run_each, run_in_turn};
 use super::cpu_options::{CachePrecision, CpuOptions};
 use super::error::RuntimeError;
 use super::function_pool::{FunctionPool, FunctionWeights, check_limit};
@@ -288,7 +288,7 @@ impl Backend for CpuBackend {
             (own, shared.executable(function), shared.programs.signature(function))
         else {
             // returns the function's error for each member
-            return members.into_iter().map(|member| member.run_alone(function)).collect();
+            return run_each(function, members);
         };
         let call = |BatchMember { sequence, inputs }| {
             let state = self.own(sequence)?.state_of(function, signature, &executable);
@@ -362,6 +362,12 @@ impl Sequence for CpuSequence {
         signature.sort(&executable, outputs);
         Ok(())
     }
+
+    fn run_together(&mut self, calls: &[FunctionCall<'_>], outputs: &mut [Vec<Arc<Tensor>>]) -> Result<()> {
+        run_in_turn(self, calls, outputs)
+    }
+
+    fn enter(&mut self, _phase: Phase) {}
 
     fn states(&self, function: usize) -> Result<Option<Vec<Arc<Tensor>>>> {
         let signature = self.shared.programs.signature(function)?;

@@ -36,6 +36,7 @@ impl FromStr for CachePrecision {
 
 /// Options of the CPU executor.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct CpuOptions {
     /// Precision of fp16 values.
     pub precision: Precision,

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
-use super::backend::{Backend, Sequence, Watch};
+use super::backend::{Backend, BatchMember, BatchResult, FunctionCall, Phase, Sequence, Watch};
+use super::backend::{run_anew, run_each, run_in_turn};
 use super::error::RuntimeError;
 use super::function_pool::{FunctionPool, FunctionWeights};
 use super::host::HostTables;
@@ -365,6 +366,14 @@ impl Backend for Double {
         self.form.memory.as_ref().is_none_or(|memory| memory.pool.has_room(FakeMemory::weights(function)))
     }
 
+    fn of_bundle(&self, _bundle: &Bundle) -> Result<Option<Box<dyn Backend>>> {
+        Ok(None)
+    }
+
+    fn run_batch(&self, function: usize, members: Vec<BatchMember<'_>>) -> Vec<BatchResult> {
+        run_each(function, members)
+    }
+
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
         Ok(Box::new(Text {
             bundle: self.bundle.clone(),
@@ -449,6 +458,16 @@ impl Sequence for Text {
         }
         Ok(vec![Tensor::new(vec![1, HIDDEN, t, 1], hidden)])
     }
+
+    fn run_into(&mut self, call: FunctionCall<'_>, outputs: &mut Vec<Arc<Tensor>>) -> Result<()> {
+        run_anew(self, call, outputs)
+    }
+
+    fn run_together(&mut self, calls: &[FunctionCall<'_>], outputs: &mut [Vec<Arc<Tensor>>]) -> Result<()> {
+        run_in_turn(self, calls, outputs)
+    }
+
+    fn enter(&mut self, _phase: Phase) {}
 
     fn states(&self, function: usize) -> Result<Option<Vec<Arc<Tensor>>>> {
         let tensor = |state: &StatePort| {

@@ -51,7 +51,7 @@
 //! | [`tokenizer`], [`chat`] | text to tokens and back; conversations to text |
 //! | `bpe` | fast reader of byte-pair encoding vocabularies |
 //! | [`text`] | generated text, up to a stop string |
-//! | [`tools`] | function calls within a text |
+//! | [`tools`], [`reasoning`] | function calls within a text, and the reasoning before it |
 
 #![forbid(unsafe_code)]
 
@@ -91,14 +91,18 @@ pub mod host;
 mod idle_states;
 pub mod inputs;
 mod intercepted;
+mod jinja;
 pub mod logprobs;
 pub mod lookup;
 pub mod model;
 pub mod plan;
 pub mod prefix;
 pub mod profile;
+pub mod reasoning;
 pub mod request;
 pub mod sampling;
+#[cfg(feature = "grammar")]
+mod schema;
 pub mod session;
 pub(crate) mod state_transfer;
 pub(crate) mod states;
@@ -108,6 +112,7 @@ pub mod text;
 pub mod together;
 pub mod tokenizer;
 pub mod tools;
+mod trial;
 mod widened;
 
 pub use backend::{Backend, BatchMember, BatchResult, Phase, Sequence, Watch};

@@ -10,7 +10,7 @@ use anec_base::FileError;
 use super::bpe;
 use super::encoded_text::EncodedText;
 use super::error::RuntimeError;
-use super::growth;
+use super::{growth, trial};
 use anec_bundle::Bundle;
 
 /// Minimum of the assumed length of the longest token in bytes.
@@ -71,10 +71,15 @@ impl Tokenizer {
     /// # Errors
     /// If a step can't be built, or is unsafe or multiplies the length of a text.
     pub fn check_steps(path: &Path, bytes: &[u8]) -> Result<(), RuntimeError> {
-        let steps: Result<bpe::Steps, serde_json::Error> = serde_json::from_slice(bytes);
+        let steps = trial::guarded(|| Ok(serde_json::from_slice::<bpe::Steps>(bytes)?));
         let steps = steps.map_err(|error| RuntimeError::bundle(path, format!("it isn't a tokenizer: {error}")))?;
         let growth = growth::check(steps.normalizer.as_ref(), steps.pre_tokenizer.as_ref(), steps.decoder.as_ref());
-        growth.map_err(|problem| RuntimeError::bundle(path, problem))
+        let tried = growth
+            .and_then(|()| {
+                trial::steps(steps.normalizer.as_ref(), steps.pre_tokenizer.as_ref(), steps.decoder.as_ref())
+            })
+            .and_then(|()| trial::post_processor(steps.post_processor.as_ref()));
+        tried.map_err(|problem| RuntimeError::bundle(path, problem))
     }
 
     /// Reads the contents of a `tokenizer.json`; `path` is for errors.
@@ -83,12 +88,21 @@ impl Tokenizer {
     /// If it isn't a tokenizer, or a step is unsafe or multiplies the length of a text.
     pub fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Self, RuntimeError> {
         let error = |error: tokenizers::Error| RuntimeError::bundle(path, format!("it isn't a tokenizer: {error}"));
-        let mut tokenizer = match bpe::read(bytes) {
-            Some(tokenizer) => tokenizer,
-            None => tokenizers::Tokenizer::from_bytes(bytes).map_err(error)?,
+        let wrong = |problem: String| RuntimeError::bundle(path, problem);
+        let read = || match bpe::read(bytes) {
+            Some(tokenizer) => Ok(tokenizer),
+            None => tokenizers::Tokenizer::from_bytes(bytes),
         };
-        growth::check(tokenizer.get_normalizer(), tokenizer.get_pre_tokenizer(), tokenizer.get_decoder())
-            .map_err(|problem| RuntimeError::bundle(path, problem))?;
+        let mut tokenizer = trial::guarded(read).map_err(|error| wrong(format!("it isn't a tokenizer: {error}")))?;
+        let (normalizer, pre_tokenizer) = (tokenizer.get_normalizer(), tokenizer.get_pre_tokenizer());
+        growth::check(normalizer, pre_tokenizer, tokenizer.get_decoder())
+            .and_then(|()| trial::steps(normalizer, pre_tokenizer, tokenizer.get_decoder()))
+            .and_then(|()| trial::post_processor(tokenizer.get_post_processor()))
+            .map_err(wrong)?;
+        // the model itself
+        trial::guarded(|| tokenizer.encode_fast("Hello, ä海🙂", true))
+            .and_then(|encoding| trial::guarded(|| tokenizer.decode(encoding.get_ids(), false)))
+            .map_err(wrong)?;
         // published files may contain the truncation and padding of training
         tokenizer.with_truncation(None).map_err(error)?;
         tokenizer.with_padding(None);
@@ -176,7 +190,7 @@ impl Tokenizer {
     /// # Errors
     /// If the tokenizer fails.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, RuntimeError> {
-        self.tokenizer.encode_fast(text, true).map(|encoding| encoding.get_ids().to_vec()).map_err(failure)
+        call(|| self.tokenizer.encode_fast(text, true)).map(|encoding| encoding.get_ids().to_vec())
     }
 
     /// Tokenizes a text that already contains its begin token, such as a rendered chat.
@@ -184,7 +198,7 @@ impl Tokenizer {
     /// # Errors
     /// If the tokenizer fails.
     pub fn encode_rest(&self, text: &str) -> Result<Vec<u32>, RuntimeError> {
-        self.tokenizer.encode_fast(text, false).map(|encoding| encoding.get_ids().to_vec()).map_err(failure)
+        call(|| self.tokenizer.encode_fast(text, false)).map(|encoding| encoding.get_ids().to_vec())
     }
 
     /// Tokenizes untrusted text as [`Tokenizer::encode`] does, but treats special tokens in it as plain text.
@@ -192,8 +206,8 @@ impl Tokenizer {
     /// # Errors
     /// If the tokenizer fails.
     pub fn encode_literal(&self, text: &str) -> Result<Vec<u32>, RuntimeError> {
-        let encoding = self.literal(&[text]).encode_fast(text, true);
-        encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(failure)
+        let tokenizer = self.literal(&[text]);
+        call(|| tokenizer.encode_fast(text, true)).map(|encoding| encoding.get_ids().to_vec())
     }
 
     /// Tokenizes a text, or a pair of texts, with token types, for models that read it whole. With `special`, special
@@ -203,11 +217,10 @@ impl Tokenizer {
     /// If the tokenizer fails.
     pub fn encode_whole(&self, text: &str, second: Option<&str>, special: bool) -> Result<EncodedText, RuntimeError> {
         let tokenizer = if special { &self.tokenizer } else { self.literal(&[text, second.unwrap_or_default()]) };
-        let encoding = match second {
+        let encoding = call(|| match second {
             None => tokenizer.encode_fast(text, true),
             Some(second) => tokenizer.encode_fast((text, second), true),
-        };
-        let encoding = encoding.map_err(failure)?;
+        })?;
         Ok(EncodedText { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec() })
     }
 
@@ -217,7 +230,8 @@ impl Tokenizer {
     /// # Errors
     /// If the tokenizer fails.
     pub fn tokens(&self, text: &str) -> Result<(Vec<TokenEntry>, Vec<Option<u32>>), RuntimeError> {
-        let encoding = self.literal(&[text]).encode(text, false).map_err(failure)?;
+        let tokenizer = self.literal(&[text]);
+        let encoding = call(|| tokenizer.encode(text, false))?;
         let range = |(start, end): &(usize, usize)| *start as u64..*end as u64;
         let ids = encoding.get_ids().iter().zip(encoding.get_offsets());
         let tokens = ids.map(|(id, offsets)| TokenEntry { id: *id, range: range(offsets) }).collect();
@@ -250,11 +264,11 @@ impl Tokenizer {
         let literal = self.literal(texts);
         let mut ids = Vec::new();
         let text = |text: &str, ids: &mut Vec<u32>| -> Result<(), RuntimeError> {
-            let encoding = literal.encode_fast(show(text, &spelt, MARK), false).map_err(failure)?;
+            let encoding = call(|| literal.encode_fast(show(text, &spelt, MARK), false))?;
             ids.extend(encoding.get_ids());
             Ok(())
         };
-        let encoding = self.tokenizer.encode(whole.as_str(), false).map_err(failure)?;
+        let encoding = call(|| self.tokenizer.encode(whole.as_str(), false))?;
         let mut done = 0;
         for (id, (start, end)) in encoding.get_ids().iter().zip(encoding.get_offsets()) {
             if self.special.contains(id) && *start >= done {
@@ -286,7 +300,7 @@ impl Tokenizer {
     /// # Errors
     /// If the tokenizer fails.
     pub fn decode(&self, ids: &[u32], special: bool) -> Result<String, RuntimeError> {
-        self.tokenizer.decode(ids, !special).map_err(failure)
+        call(|| self.tokenizer.decode(ids, !special))
     }
 
     /// Decodes tokens; of the special ones only those `shown` give text.
@@ -335,8 +349,9 @@ impl Spelling {
     }
 }
 
-fn failure(error: tokenizers::Error) -> RuntimeError {
-    RuntimeError::Tokenizer { problem: error.to_string() }
+/// Calls the tokenizers crate.
+fn call<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, RuntimeError> {
+    trial::guarded(work).map_err(|problem| RuntimeError::Tokenizer { problem })
 }
 
 /// Replaces each occurrence of a string in `spelt`, the longest first, by `MARK index MARK`.
@@ -553,6 +568,79 @@ mod tests {
                     Tokenizer::open(&path).unwrap();
                 }
             }
+        }
+    }
+
+    /// Files at which the crate panics, or that would take gigabytes; each is refused when it is opened.
+    #[test]
+    fn tokenizers_that_would_panic_are_refused() {
+        let path = Path::new("tokenizer.json");
+        let own = json(&fixtures().join("families/qwen2-tokenizer/tokenizer.json"));
+        let sequence = |id: &str| serde_json::json!({"Sequence": {"id": id, "type_id": 0}});
+        let special = |id: &str| serde_json::json!({"SpecialToken": {"id": id, "type_id": 0}});
+        let template = |single: Vec<Json>, pair: Vec<Json>, ids: Vec<u32>| {
+            let tokens = vec!["x"; ids.len()];
+            serde_json::json!({
+                "type": "TemplateProcessing", "single": single, "pair": pair,
+                "special_tokens": {"[X]": {"id": "[X]", "ids": ids, "tokens": tokens}},
+            })
+        };
+        let (a, b) = (sequence("A"), sequence("B"));
+        let replace = |pattern: Json| serde_json::json!({"type": "Replace", "pattern": pattern, "content": "x"});
+        let strip = |start: usize, stop: usize| serde_json::json!({"type": "Strip", "content": "a", "start": start, "stop": stop});
+        let many = vec![special("[X]"); 1000];
+        let cases = [
+            ("model/continuing_subword_prefix", serde_json::json!("####")),
+            ("model/continuing_subword_prefix", serde_json::json!("ä")),
+            ("normalizer", serde_json::json!({"type": "Precompiled", "precompiled_charsmap": ""})),
+            ("normalizer", serde_json::json!({"type": "Precompiled", "precompiled_charsmap": "AQ=="})),
+            ("normalizer", serde_json::json!({"type": "Precompiled", "precompiled_charsmap": "BAAAAAAAAAA="})),
+            ("post_processor", template(vec![b.clone()], vec![a.clone(), b.clone()], vec![1])),
+            ("post_processor", template(vec![a.clone(), special("[Y]")], vec![a.clone(), b.clone()], vec![1])),
+            ("post_processor", template(vec![a.clone()], vec![a.clone(), special("[Y]")], vec![1])),
+            ("post_processor", template(many, vec![a.clone(), b.clone()], (0..100_000).collect())),
+            (
+                "post_processor",
+                serde_json::json!({"type": "Sequence", "processors": [template(vec![b], vec![a], vec![1])]}),
+            ),
+            ("pre_tokenizer", serde_json::json!({"type": "FixedLength", "length": 0})),
+            ("decoder", strip(3, 0)),
+            ("decoder", strip(0, 5)),
+            ("decoder", serde_json::json!({"type": "Sequence", "decoders": [strip(2, 2)]})),
+        ];
+        for (place, value) in cases {
+            let mut file = own.clone();
+            match place.split_once('/') {
+                Some((outer, inner)) => file[outer][inner] = value.clone(),
+                None => file[place] = value.clone(),
+            }
+            let bytes = file.to_string().into_bytes();
+            let opened = std::panic::catch_unwind(|| Tokenizer::from_bytes(path, &bytes).map(drop));
+            let shown: String = value.to_string().chars().take(200).collect();
+            assert!(opened.is_ok_and(|opened| opened.is_err()), "{place}: {shown}");
+        }
+        // steps that panic at some texts, or can be used
+        for (place, value) in [
+            ("normalizer", serde_json::json!({"type": "Prepend", "prepend": ""})),
+            ("normalizer", replace(serde_json::json!({"String": ""}))),
+            ("normalizer", replace(serde_json::json!({"Regex": "^"}))),
+            ("normalizer", replace(serde_json::json!({"Regex": "$"}))),
+            (
+                "pre_tokenizer",
+                serde_json::json!({"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": false}),
+            ),
+        ] {
+            let mut file = own.clone();
+            file[place] = value.clone();
+            let bytes = file.to_string().into_bytes();
+            let used = std::panic::catch_unwind(|| match Tokenizer::from_bytes(path, &bytes) {
+                Ok(tokenizer) => {
+                    let ids = tokenizer.encode("Hello, ä海🙂 \n x").unwrap_or_default();
+                    let _ = tokenizer.decode(&ids, true);
+                }
+                Err(error) => assert!(!error.to_string().is_empty()),
+            });
+            assert!(used.is_ok(), "{place}: {value}");
         }
     }
 

@@ -39,7 +39,7 @@ impl ToolFunction {
         let function = &tool["function"];
         let name = function["name"].as_str().filter(|name| !name.is_empty()).ok_or("a tool without `function.name`")?;
         let parameters = match &function["parameters"] {
-            Json::Null => json!({"type": "object", "properties": {}}),
+            Json::Null => json!({"type": "object", "properties": {}, "additionalProperties": false}),
             parameters @ Json::Object(_) => parameters.clone(),
             _ => return Err(format!("the `parameters` of {name:?} are no JSON Schema of an object")),
         };
@@ -72,7 +72,7 @@ pub struct CallSyntax {
 }
 
 /// Known syntaxes; the first match applies.
-static SYNTAXES: [CallSyntax; 7] = [
+static SYNTAXES: [CallSyntax; 9] = [
     // LFM2 and LFM2.5
     CallSyntax {
         open: Some("<|tool_call_start|>"),
@@ -88,6 +88,14 @@ static SYNTAXES: [CallSyntax; 7] = [
         body: Body::Elements,
         space: "\n",
         marks: &["<tool_call>", "<function=", "<parameter="],
+    },
+    // GLM 4.5 and later
+    CallSyntax {
+        open: Some("<tool_call>"),
+        close: Some("</tool_call>"),
+        body: Body::Keys,
+        space: "",
+        marks: &["<tool_call>", "<arg_key>", "<arg_value>"],
     },
     // Hermes, Qwen2.5, Qwen3, SmolLM3, Granite 4
     CallSyntax {
@@ -112,6 +120,14 @@ static SYNTAXES: [CallSyntax; 7] = [
         body: Body::Json { arguments: "arguments", list: true },
         space: "",
         marks: &["<|tool_call|>"],
+    },
+    // Mistral Small 3.2, Devstral, Ministral 3
+    CallSyntax {
+        open: Some("[TOOL_CALLS]"),
+        close: None,
+        body: Body::Arguments,
+        space: "",
+        marks: &["[TOOL_CALLS]", "[ARGS]"],
     },
     // Mistral
     CallSyntax {
@@ -142,7 +158,8 @@ impl CallSyntax {
 
     /// Returns the token ids of the marks, which must be shown although they are special tokens.
     pub fn marks(&self, tokenizer: &Tokenizer) -> Vec<u32> {
-        self.open.iter().chain(&self.close).filter_map(|mark| tokenizer.id(mark)).collect()
+        let inside = if self.body == Body::Arguments { &["[ARGS]", "[CALL_ID]"][..] } else { &[] };
+        self.open.iter().chain(&self.close).chain(inside).filter_map(|mark| tokenizer.id(mark)).collect()
     }
 
     /// Returns the string that ends a text after its first call, if calls have a closing mark.
@@ -188,6 +205,11 @@ impl CallReader {
         }
     }
 
+    /// Returns whether a function was offered.
+    pub fn offers(&self, name: &str) -> bool {
+        self.functions.iter().any(|function| function.name == name)
+    }
+
     /// Adds a piece of text and returns the parts that are certain.
     pub fn push(&mut self, text: &str) -> Vec<ToolTextPart> {
         self.held.push_str(text);
@@ -201,12 +223,16 @@ impl CallReader {
     pub fn finish(&mut self) -> Vec<ToolTextPart> {
         let mut parts = Vec::new();
         let rest = std::mem::take(&mut self.held);
-        let body = match self.syntax.open {
-            Some(open) if self.inside => rest.strip_prefix(open),
-            None if !self.begun => Some(rest.as_str()),
+        let calls = match self.syntax.open {
+            Some(open) if self.inside => self.calls(rest.strip_prefix(open).unwrap_or(&rest)),
+            None if !self.begun => self.calls(&rest),
+            // some models leave out the marks
+            Some(_) if !self.begun => {
+                self.offered(Body::BARE.read(&rest, &self.functions)).filter(|calls| calls.len() == 1)
+            }
             _ => None,
         };
-        match body.and_then(|body| self.calls(body)) {
+        match calls {
             Some(calls) => parts.extend(calls.into_iter().map(ToolTextPart::Call)),
             // white space after the last call is dropped
             None if self.called && rest.trim().is_empty() => {}
@@ -225,9 +251,14 @@ impl CallReader {
             }
             return false;
         };
+        // the mark that models leave out
+        let bare = if self.syntax.body == Body::Elements { "<function=" } else { open };
         if !self.inside {
-            let Some(start) = self.held.find(open) else {
-                let waits = overlap(&self.held, open);
+            if !self.begun && may_be_bare(&self.held) {
+                return false;
+            }
+            let Some(start) = [open, bare].iter().filter_map(|mark| self.held.find(mark)).min() else {
+                let waits = overlap(&self.held, open).max(overlap(&self.held, bare));
                 let certain = self.held[..self.held.len() - waits].trim_end().len();
                 text(self.held.drain(..certain).collect(), parts);
                 return false;
@@ -241,7 +272,7 @@ impl CallReader {
         let Some(end) = self.held.find(close) else { return false };
         let whole: String = self.held.drain(..end + close.len()).collect();
         self.inside = false;
-        match self.calls(&whole[open.len()..end]) {
+        match self.calls(whole[..end].strip_prefix(open).unwrap_or(&whole[..end])) {
             Some(calls) => {
                 self.called = true;
                 parts.extend(calls.into_iter().map(ToolTextPart::Call));
@@ -253,10 +284,20 @@ impl CallReader {
 
     /// Returns the calls of a body if it parses and all functions were offered.
     fn calls(&self, body: &str) -> Option<Vec<ToolCall>> {
-        let calls = self.syntax.body.read(body, &self.functions)?;
-        let offered = |call: &ToolCall| self.functions.iter().any(|function| function.name == call.name);
-        (!calls.is_empty() && calls.iter().all(offered)).then_some(calls)
+        self.offered(self.syntax.body.read(body, &self.functions))
     }
+
+    /// Returns calls if there are any and all are of functions that were offered.
+    fn offered(&self, calls: Option<Vec<ToolCall>>) -> Option<Vec<ToolCall>> {
+        calls.filter(|calls| !calls.is_empty() && calls.iter().all(|call| self.offers(&call.name)))
+    }
+}
+
+/// Returns whether a text may become nothing but a JSON object with a name.
+fn may_be_bare(text: &str) -> bool {
+    const BEGINNING: &str = "{\"name\":\"";
+    let text: String = text.chars().filter(|c| !c.is_whitespace()).take(BEGINNING.len()).collect();
+    !text.is_empty() && (BEGINNING.starts_with(&text) || text.starts_with(BEGINNING))
 }
 
 /// Appends text to the last part, or as a new part.

@@ -46,3 +46,64 @@ fn some_templates_expect_tools_in_the_systems_message() {
     assert_eq!(template.render(&chat).unwrap(), "<|system|>Be kind.<|tool|>[{\"name\":\"f\"}]<|/tool|><|user|>hi");
     assert!(!ChatTemplate::new("{{ messages }}", "", "").unwrap().takes_tools());
 }
+
+#[test]
+fn developers_speak_as_the_system_where_the_template_knows_no_such_role() {
+    let chat = Chat::new(vec![Message::new("developer", "Be kind."), Message::new("user", "hi")]);
+    let branches = "{% for m in messages %}{% if m.role == 'system' %}[{{ m.content }}]{% elif m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}";
+    let raising = branches.replace("{% endif %}", "{% else %}{{ raise_exception('unknown role') }}{% endif %}");
+    for source in [branches, &raising] {
+        assert_eq!(ChatTemplate::new(source, "", "").unwrap().render(&chat).unwrap(), "[Be kind.]hi");
+    }
+    let own = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}";
+    assert_eq!(ChatTemplate::new(own, "", "").unwrap().render(&chat).unwrap(), "developer:Be kind.;user:hi;");
+}
+
+#[test]
+fn no_message_is_left_out_silently() {
+    let template = "{% for m in messages if m.role in ['user', 'assistant'] %}{{ m.content | upper }}{% endfor %}";
+    let template = ChatTemplate::new(template, "", "").unwrap();
+    let render = |messages: &[(&str, &str)]| {
+        template.render(&Chat::new(messages.iter().map(|(role, text)| Message::new(role, text)).collect()))
+    };
+    assert_eq!(render(&[("user", "hi")]).unwrap(), "HI", "a text that is rewritten isn't left out");
+    for role in ["system", "tool", "critic", "developer"] {
+        let error = render(&[("user", "hi"), (role, "text"), ("user", "x")]).unwrap_err().to_string();
+        let named = if role == "developer" { "system" } else { role };
+        assert!(error.contains("leaves out message 2") && error.contains(&format!("`{named}`")), "{error}");
+    }
+    let think = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}";
+    let chat = Chat::new(vec![Message::new("assistant", "<think>a</think>b"), Message::new("user", "c")]);
+    assert_eq!(ChatTemplate::new(think, "", "").unwrap().render(&chat).unwrap(), "bc");
+}
+
+#[test]
+fn the_last_message_can_be_continued() {
+    let source = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}<end>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    let template = ChatTemplate::new(source, "", "").unwrap();
+    let mut chat = Chat::new(vec![Message::new("user", "hi"), Message::new("assistant", " It is ")]);
+    chat.continues_last = true;
+    assert_eq!(template.render(&chat).unwrap(), "<user>hi<end><assistant>It is");
+    let untrimmed = ChatTemplate::new(&source.replace(" | trim", ""), "", "").unwrap();
+    assert_eq!(untrimmed.render(&chat).unwrap(), "<user>hi<end><assistant> It is ");
+    let changed = ChatTemplate::new(&source.replace("trim", "upper"), "", "").unwrap();
+    assert!(changed.render(&chat).unwrap_err().to_string().contains("changes the last message"));
+}
+
+#[test]
+fn tools_are_found_by_what_a_template_writes() {
+    let takes = |source: &str| ChatTemplate::new(source, "", "").unwrap().takes_tools();
+    assert!(takes("{% set tools = tools or [] %}{% for t in tools %}{{ t.function.name }}{% endfor %}"));
+    assert!(takes("{% if messages[0].role == 'system' and tools %}{{ tools|tojson }}{% endif %}"));
+    assert!(!takes("{% set tools = tools or [] %}{{ messages[-1].content }}"), "a mention is no use");
+}
+
+#[test]
+fn long_messages_are_refused_before_they_are_rendered() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo/model/tokenizer.json");
+    let tokenizer = Tokenizer::open(&folder).unwrap();
+    let template = ChatTemplate::new("{% for m in messages %}{{ m.content }}{% endfor %}", "", "").unwrap();
+    let chat = Chat::new(vec![Message::new("user", &"a".repeat(1 << 20))]);
+    let error = template.encode_within(&tokenizer, &chat, 64).unwrap_err();
+    assert!(matches!(error, RuntimeError::TextTooLong { .. }), "{error}");
+}

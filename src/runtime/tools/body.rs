@@ -18,16 +18,25 @@ pub(super) enum Body {
     /// Elements: `<function=f><parameter=a>1</parameter></function>`, strings without quotation marks, other values as
     /// JSON.
     Elements,
+    /// Keys and values: `f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>`, strings without quotation marks.
+    Keys,
+    /// Name and arguments: `f[ARGS]{"a": 1}`, with an identifier or without, each after the opening mark.
+    Arguments,
     /// Python calls: `[f(a=1), g()]`.
     Python,
 }
 
 impl Body {
+    /// Call without marks.
+    pub(super) const BARE: Body = Body::Json { arguments: "arguments", list: false };
+
     /// Parses calls; `None` if the text is anything else. The schemas of `functions` give the types of elements.
     pub(super) fn read(self, text: &str, functions: &[ToolFunction]) -> Option<Vec<ToolCall>> {
         match self {
             Body::Json { .. } => json(text),
             Body::Elements => elements(text, functions),
+            Body::Keys => keys(text, functions).map(|call| vec![call]),
+            Body::Arguments => text.split("[TOOL_CALLS]").map(arguments).collect(),
             Body::Python => python::calls(text),
         }
     }
@@ -75,6 +84,28 @@ fn elements(text: &str, functions: &[ToolFunction]) -> Option<Vec<ToolCall>> {
         rest = after.trim_start();
     }
     Some(calls)
+}
+
+fn keys(text: &str, functions: &[ToolFunction]) -> Option<ToolCall> {
+    let end = text.find("<arg_key>").unwrap_or(text.len());
+    let (name, mut rest) = (text[..end].trim(), text[end..].trim());
+    let function = functions.iter().find(|function| function.name == name);
+    let mut arguments = Map::new();
+    while !rest.is_empty() {
+        let (key, after) = rest.strip_prefix("<arg_key>")?.split_once("</arg_key>")?;
+        let (value, after) = after.trim_start().strip_prefix("<arg_value>")?.split_once("</arg_value>")?;
+        let key = key.trim();
+        let schema = function.map(|function| &function.parameters["properties"][key]);
+        arguments.insert(key.to_owned(), typed(value, schema));
+        rest = after.trim_start();
+    }
+    Some(ToolCall { name: name.to_owned(), arguments })
+}
+
+fn arguments(text: &str) -> Option<ToolCall> {
+    let (name, arguments) = text.split_once("[ARGS]")?;
+    let name = name.split("[CALL_ID]").next()?.trim().to_owned();
+    Some(ToolCall { name, arguments: serde_json::from_str(arguments.trim()).ok()? })
 }
 
 /// Returns a value without the line breaks around it.

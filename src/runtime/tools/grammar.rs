@@ -32,7 +32,8 @@ impl CallSyntax {
             let _ = writeln!(lark, "start: {open} {space} \"[\" call{} \"]\" {space} {close}", more(", ", "call"));
         } else {
             // without an opening mark nothing separates calls
-            let more = if self.open.is_some() { more("\n", "marked") } else { String::new() };
+            let between = if self.body == Body::Arguments { "" } else { "\n" };
+            let more = if self.open.is_some() { more(between, "marked") } else { String::new() };
             let _ = writeln!(lark, "start: marked{more}\nmarked: {open} {space} call {space} {close}");
         }
         let _ = writeln!(lark, "call: {}", names.join(" | "));
@@ -40,6 +41,8 @@ impl CallSyntax {
             match self.body {
                 Body::Json { arguments, .. } => json_call(&mut lark, name, function, arguments),
                 Body::Elements => element_call(&mut lark, name, function),
+                Body::Keys => key_call(&mut lark, name, function),
+                Body::Arguments => argument_call(&mut lark, name, function, &mark(Some("[ARGS]"))),
                 Body::Python => python_call(&mut lark, name, function),
             }
         }
@@ -78,6 +81,42 @@ fn json_call(lark: &mut String, rule: &str, function: &ToolFunction, arguments: 
     });
     let Json::Object(schema) = schema else { return };
     let _ = writeln!(lark, "{rule}: {}", json_rule(schema, function));
+}
+
+fn argument_call(lark: &mut String, rule: &str, function: &ToolFunction, mark: &str) {
+    let mut parameters = function.parameters.as_object().cloned().unwrap_or_default();
+    parameters.retain(|key, _| key != "$schema");
+    parameters.insert("type".into(), json!("object"));
+    let name = quoted(&function.name);
+    let _ = writeln!(lark, "{rule}: {name} {mark} {rule}_json\n{rule}_json: {}", json_rule(parameters, function));
+}
+
+fn key_call(lark: &mut String, rule: &str, function: &ToolFunction) {
+    let mut rules = String::new();
+    let _ = write!(lark, "{rule}: {}", quoted(&format!("{}\n", function.name)));
+    for (index, (key, schema, required)) in properties(function).into_iter().enumerate() {
+        let field = format!("{rule}_{index}");
+        let _ = write!(lark, " {field}{}", if required { "" } else { "?" });
+        let open = quoted(&format!("<arg_key>{key}</arg_key>\n<arg_value>"));
+        let choices = schema.get("enum").and_then(Json::as_array);
+        let choices: Option<Vec<String>> =
+            choices.and_then(|values| values.iter().map(|value| value.as_str().map(quoted)).collect());
+        let close = quoted("</arg_value>\n");
+        let _ = match (choices, schema.get("type")) {
+            (Some(choices), _) if !choices.is_empty() => {
+                writeln!(rules, "{field}: {open} ({}) {close}", choices.join(" | "))
+            }
+            // any text up to the closing mark
+            (_, Some(kind)) if kind == "string" => {
+                writeln!(
+                    rules,
+                    "{field}: {open} {field}_text \"\\n\"\n{field}_text[suffix=\"</arg_value>\"]: /(?s:.*)/"
+                )
+            }
+            _ => writeln!(rules, "{field}: {open} {field}_json {close}\n{field}_json: {}", json_rule(schema, function)),
+        };
+    }
+    let _ = write!(lark, "\n{rules}");
 }
 
 /// Returns the properties of a function's arguments: name, schema, and whether required.

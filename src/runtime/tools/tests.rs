@@ -80,13 +80,28 @@ fn calls_come_out_of_text_however_it_is_cut() {
             "<|tool_call|>[{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}]<|/tool_call|>",
         ),
         (
-            syntax("[TOOL_CALLS]", |_| true),
+            syntax("[TOOL_CALLS]", |body| *body != Body::Arguments),
             "[TOOL_CALLS] [{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}]",
         ),
         (
             syntax("<|python_tag|>", |_| true),
             "{\"name\": \"weather\", \"parameters\": {\"city\": \"Paris\", \"days\": 3}}",
         ),
+        (
+            syntax("[TOOL_CALLS]", |body| *body == Body::Arguments),
+            "[TOOL_CALLS]weather[ARGS]{\"city\": \"Paris\", \"days\": 3}",
+        ),
+        (
+            syntax("[TOOL_CALLS]", |body| *body == Body::Arguments),
+            "[TOOL_CALLS]weather[CALL_ID]abcdefghi[ARGS]{\"city\": \"Paris\", \"days\": 3}",
+        ),
+        (
+            syntax("<tool_call>", |body| *body == Body::Keys),
+            "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
+        ),
+        // without the opening mark, and without any
+        (syntax("<tool_call>", |body| *body == Body::Elements), &elements["<tool_call>\n".len()..]),
+        (hermes(), " {\"name\": \"weather\",\n \"arguments\": {\"city\": \"Paris\", \"days\": 3}}\n"),
     ] {
         for size in [1, 2, 7, 1000] {
             assert_eq!(read(syntax, text, size), std::slice::from_ref(&paris), "{text}");
@@ -117,6 +132,9 @@ fn text_that_is_no_call_stays_text() {
     ] {
         assert_eq!(read(hermes(), whole, 4), [said(whole)]);
     }
+    let named = "{\"name\": \"unknown\", \"arguments\": {}}";
+    assert_eq!(read(hermes(), named, 3), [said(named)]);
+    assert_eq!(read(hermes(), "{\"name\": \"now\"} is one", 3), [said("{\"name\": \"now\"} is one")]);
     let llama = syntax("<|python_tag|>", |_| true);
     assert_eq!(read(llama, "It is {\"name\": \"now\"}", 3), [said("It is {\"name\": \"now\"}")]);
     assert_eq!(read(llama, "{\"name\": \"now\"} indeed", 3), [said("{\"name\": \"now\"} indeed")]);
@@ -183,7 +201,7 @@ fn random_text_under_the_grammar_is_a_call() {
                 // closing tokens are likelier, so that texts end
                 logits[0] = 6.0;
                 let written = String::from_utf8_lossy(&bytes);
-                let closing = "\n</parameter>\n";
+                let closing = if syntax.body == Body::Keys { "</arg_value>\n" } else { "\n</parameter>\n" };
                 let next = &closing[overlap(&written, closing)..];
                 for (id, logit) in logits.iter_mut().enumerate() {
                     let token = tokenizer.token_bytes(id as u32);
@@ -209,7 +227,7 @@ fn random_text_under_the_grammar_is_a_call() {
             for call in calls {
                 let function = functions.iter().find(|function| function.name == call.name).unwrap();
                 let arguments = Json::Object(call.arguments.clone());
-                let free = syntax.body == Body::Elements;
+                let free = matches!(syntax.body, Body::Elements | Body::Keys);
                 // a string between elements has no length limit while it is generated
                 let valid = jsonschema::is_valid(&function.parameters, &arguments);
                 assert!(

@@ -1,0 +1,136 @@
+//! Jinja as Hugging Face transformers renders chat templates: Jinja2's language with `trim_blocks` and `lstrip_blocks`, in
+//! its immutable sandbox, on Python's values.
+//!
+//! Templates are untrusted. Every evaluated expression costs a step, and every byte that is built or read is paid for
+//! before the work is done, so that a [`Budget`] bounds the time and the memory of a rendering. Containers know how deep
+//! they are nested, so that walking and dropping them needs little stack.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `lexer` | tokens and white space control |
+//! | `parser` | the syntax tree |
+//! | `value` | Python's values: truth, equality, order, text |
+//! | `eval` | statements and expressions |
+//! | `filters` | filters and tests |
+//! | `methods` | methods of strings, lists and dictionaries |
+//! | `format` | `%` formatting, `str.format`, numbers as text |
+//! | `json` | `json.dumps` |
+
+mod eval;
+mod filters;
+mod format;
+mod json;
+mod lexer;
+mod methods;
+mod parser;
+#[cfg(test)]
+mod tests;
+mod value;
+
+use std::fmt;
+
+use serde_json::Value as Json;
+
+/// Stack of the thread that parses or renders a template.
+const STACK: usize = 128 << 20;
+/// Maximum size of a template in bytes.
+const MAX_SOURCE: usize = 128 << 10;
+/// Bytes that a rendering may build and read, in addition to its conversation.
+const BUDGET: u64 = 256 << 20;
+/// Number of times that a rendering may read its conversation.
+const PASSES: u64 = 16;
+/// Number of evaluated expressions of a rendering.
+const STEPS: u64 = 10_000_000;
+/// Maximum size of a rendered text in bytes.
+const MAX_RENDERED: usize = 64 << 20;
+
+/// Error of a template, with its line if known.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Error {
+    line: Option<u32>,
+    message: String,
+}
+
+impl Error {
+    fn new(message: impl Into<String>) -> Self {
+        Error { line: None, message: message.into() }
+    }
+
+    fn at(mut self, line: u32) -> Self {
+        self.line.get_or_insert(line);
+        self
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            Some(line) => write!(f, "line {line}: {}", self.message),
+            None => f.write_str(&self.message),
+        }
+    }
+}
+
+type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Parsed template.
+pub(crate) struct Template {
+    body: Vec<parser::Node>,
+}
+
+impl Template {
+    /// Parses a template.
+    pub fn new(source: &str) -> Result<Self> {
+        if source.len() > MAX_SOURCE {
+            return Err(Error::new(format!("it has {} bytes, but the maximum is {MAX_SOURCE}", source.len())));
+        }
+        on_large_stack(|| Ok(Template { body: parser::parse(source)? }))
+    }
+
+    /// Renders the template with an object of variables.
+    pub fn render(&self, variables: &Json) -> Result<String> {
+        on_large_stack(|| eval::render(&self.body, variables))
+    }
+}
+
+/// Runs work on a thread with a large stack, because parsing and rendering are recursive.
+fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work);
+        let thread = thread.map_err(|error| Error::new(format!("there is no thread for it: {error}")))?;
+        thread.join().unwrap_or_else(|_| Err(Error::new("it can't be rendered")))
+    })
+}
+
+/// Remaining work of a rendering.
+struct Budget {
+    steps: u64,
+    bytes: u64,
+    max_bytes: u64,
+}
+
+impl Budget {
+    /// Creates the budget of a conversation of this size in bytes.
+    fn new(conversation: u64) -> Self {
+        let max_bytes = conversation.saturating_mul(PASSES).saturating_add(BUDGET);
+        Budget { steps: STEPS, bytes: max_bytes, max_bytes }
+    }
+
+    fn step(&mut self) -> Result<()> {
+        let steps = self.steps.checked_sub(1);
+        self.steps = steps.ok_or_else(|| Error::new(format!("it takes more than {STEPS} steps")))?;
+        Ok(())
+    }
+
+    /// Pays for bytes that will be built or read.
+    fn pay(&mut self, bytes: u64) -> Result<()> {
+        let left = self.bytes.checked_sub(bytes);
+        self.bytes =
+            left.ok_or_else(|| Error::new(format!("it computes values of more than {} bytes", self.max_bytes)))?;
+        Ok(())
+    }
+
+    fn pay_len(&mut self, bytes: usize) -> Result<()> {
+        self.pay(bytes as u64)
+    }
+}
