@@ -225,6 +225,11 @@ impl BundleCache {
             self.touch(&name);
             return Ok(folder);
         }
+        let _lock = self.lock(&name, progress)?;
+        if self.has(&folder) {
+            self.touch(&name);
+            return Ok(folder);
+        }
         let begun = partial(&folder).exists();
         progress.note(&format!(
             "{} {origin} by {by}, once, into {}",
@@ -260,6 +265,21 @@ impl BundleCache {
         let name = format!("{own}-{}", &hexadecimal(&hasher.finalize())[..12]);
         let folder = self.bundles().join(&name);
         (name, folder)
+    }
+
+    /// Waits until no other process makes a bundle of this name. The lock ends with the returned file.
+    pub(crate) fn lock(&self, name: &str, progress: &Progress) -> Result<File> {
+        let folder = self.0.join("locks");
+        std::fs::create_dir_all(&folder).map_err(FileError::of(&folder, "create"))?;
+        let path = folder.join(name);
+        let file = File::options().create(true).truncate(false).write(true).open(&path);
+        let file = file.map_err(FileError::of(&path, "open"))?;
+        if matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
+            progress.note(&format!("another process is making {name}; waiting for it"));
+            file.lock().map_err(FileError::of(&path, "lock"))?;
+        }
+        // file systems without locks do without
+        Ok(file)
     }
 
     /// Returns whether a bundle is complete: only then its folder exists.
@@ -403,6 +423,25 @@ mod tests {
     fn record(revision: &str) -> CacheRecord {
         let (origin, anec_version) = ("hf:o/m".into(), "0".into());
         CacheRecord { origin, revision: revision.into(), manifest: None, anec_version, made: 0 }
+    }
+
+    #[test]
+    fn a_bundle_is_made_by_one_process_at_a_time() {
+        let room = tempfile::tempdir().unwrap();
+        let cache = BundleCache::new(room.path());
+        let held = cache.lock("a", &Progress::hidden()).unwrap();
+        let _other = cache.lock("b", &Progress::hidden()).unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let waiting = cache.clone();
+        let thread = std::thread::spawn(move || {
+            let _own = waiting.lock("a", &Progress::hidden()).unwrap();
+            sender.send(()).unwrap();
+        });
+        assert!(receiver.recv_timeout(std::time::Duration::from_millis(200)).is_err(), "it waits");
+        drop(held);
+        receiver.recv().unwrap();
+        thread.join().unwrap();
+        assert!(cache.list().unwrap().is_empty(), "locks are no bundles");
     }
 
     #[test]

@@ -378,6 +378,11 @@ impl BundleCache {
             self.touch(&name);
             return Ok(folder);
         }
+        let _lock = self.lock(&name, progress)?;
+        if self.has(&folder) {
+            self.touch(&name);
+            return Ok(folder);
+        }
         progress.note(&format!("{origin} is a bundle: downloading it into {}", folder.display()));
         let record = CacheRecord {
             origin: origin.to_owned(),
