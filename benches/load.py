@@ -31,7 +31,7 @@ def request(number: int) -> dict:
 
 class Server:
     def __init__(self, anec, bundle, options):
-        command = [anec, "serve", bundle, "--port", "0", "--read-timeout", "3", "--max-body", "100000", *options]
+        command = [anec, "serve", bundle, "--port", "0", "--max-body", "100000", *options]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         for line in self.process.stderr:
             if "http://" in line:

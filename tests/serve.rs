@@ -39,7 +39,7 @@ fn bundle() -> &'static Path {
 
 /// A server with the limits that most tests need.
 fn server() -> Server {
-    Server::start(bundle(), &["--queue", "512", "--read-timeout", "2", "--max-body", "200000"])
+    Server::start(bundle(), &["--queue", "512", "--max-body", "200000"])
 }
 
 fn tokenizer() -> Tokenizer {
@@ -367,8 +367,8 @@ fn what_other_servers_died_of() {
         assert_eq!((reply.status, reply.code()), (400, json!("context_length_exceeded")), "{}", reply.text());
     }
     assert_eq!(server.metric("anec_prompt_tokens_total"), before);
-    let fits = server.post("/v1/completions", &json!({"prompt": "one", "max_tokens": 512}));
-    assert_eq!(fits.code(), "context_length_exceeded", "prompt and text together don't fit");
+    let full = server.complete(json!({"prompt": "one", "max_tokens": 512, "logit_bias": {"0": -100}}));
+    assert_eq!(full["usage"]["total_tokens"], 512, "a text ends with the context");
     // a field's name inside a text is text
     let answer = server.complete(json!({"prompt": "\"max_tokens\": 400, \"temperature\": 9", "max_tokens": 3}));
     assert_eq!(answer["usage"]["completion_tokens"], 3);
@@ -426,15 +426,17 @@ fn wrong_requests_get_the_right_codes() {
         "{\"prompt\": []}",
         "{\"prompt\": [99999]}",
         "{\"prompt\": \"x\", \"max_tokens\": \"many\"}",
-        "{\"prompt\": \"x\", \"max_tokens\": -1}",
-        "{\"prompt\": \"x\", \"max_tokens\": 0}",
+        "{\"prompt\": \"x\", \"max_tokens\": -2}",
         "{\"prompt\": \"x\", \"temperature\": -1}",
         "{\"prompt\": \"x\", \"n\": 0}",
         "{\"prompt\": \"x\", \"n\": 1000}",
         "{\"prompt\": \"x\", \"logprobs\": 99}",
-        "{\"prompt\": \"x\", \"echo\": true}",
+        "{\"prompt\": \"x\", \"echo\": true, \"stream\": true}",
         "{\"prompt\": \"x\", \"suffix\": \"y\"}",
-        "{\"prompt\": [\"a\", \"b\"]}",
+        "{\"prompt\": [\"a\", 5]}",
+        "{\"prompt\": \"x\", \"grammar\": \"root ::= x\"}",
+        "{\"prompt\": \"x\", \"min_tokens\": 3}",
+        "{\"prompt\": \"x\", \"guided_regex\": \"a\", \"guided_json\": {}}",
         "{\"prompt\": \"\\ud800\"}",
     ] {
         let reply = completion(body);
@@ -457,11 +459,15 @@ fn wrong_requests_get_the_right_codes() {
         json!({"messages": hello, "functions": []}),
         json!({"messages": hello, "response_format": {"type": "xml"}}),
         json!({"messages": hello, "logit_bias": {"x": 1}}),
+        json!({"messages": hello, "continue_final_message": true, "add_generation_prompt": true}),
     ] {
         let reply = chat(body.clone());
         assert_eq!(reply.status, 400, "{body}: {}", reply.text());
     }
-    let other = chat(json!({"model": "gpt-5", "messages": hello}));
+    let other = chat(json!({"model": "gpt-5", "messages": hello, "max_tokens": 1}));
+    assert_eq!(other.status, 200, "the only model answers to every name");
+    let strict = Server::start(bundle(), &["--strict-model"]);
+    let other = strict.post("/v1/chat/completions", &json!({"model": "gpt-5", "messages": hello}));
     assert_eq!((other.status, other.code()), (404, json!("model_not_found")));
     assert_eq!(server.get("/v1/nothing").status, 404);
     assert_eq!(server.get("/v1/nothing").code(), "unknown_url");
@@ -519,13 +525,19 @@ fn a_key_is_asked_for_and_other_origins_are_let_in_only_when_told() {
         assert_eq!((reply.status, reply.code()), (401, json!("invalid_api_key")), "{headers}");
     }
     assert_eq!(ask("Authorization: Bearer secret\r\n").status, 200);
+    assert_eq!((ask("X-Api-Key: secret\r\n").status, ask("X-Api-Key: other\r\n").status), (200, 401));
     assert_eq!((keyed.get("/metrics").status, keyed.get("/v1/models").status), (401, 401));
     assert_eq!(keyed.get("/health").status, 200);
     let preflight = |server: &Server, origin: &str| {
-        let headers = format!("Origin: {origin}\r\nAccess-Control-Request-Method: POST\r\nConnection: close\r\n");
+        let headers = format!(
+            "Origin: {origin}\r\nAccess-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: x-stainless-os\r\n\
+             Connection: close\r\n"
+        );
         server.raw(format!("OPTIONS /v1/completions HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n").as_bytes()).head
     };
-    assert!(preflight(&keyed, "https://example.org").contains("access-control-allow-origin: https://example.org"));
+    let allowed = preflight(&keyed, "https://example.org");
+    assert!(allowed.contains("access-control-allow-origin: https://example.org"), "{allowed}");
+    assert!(allowed.contains("access-control-allow-headers: x-stainless-os"), "{allowed}");
     assert!(!preflight(&keyed, "https://example.com").contains("access-control-allow-origin"));
     assert!(!preflight(&server(), "https://example.org").contains("access-control-allow-origin"));
 }
@@ -544,6 +556,8 @@ fn pages_of_others_and_rebound_names_are_refused() {
         ("localhost", ""),
         ("127.0.0.1:80", "Content-Type: application/json; charset=utf-8\r\n"),
         (server.address.as_str(), own.as_str()),
+        ("host.docker.internal:8000", ""),
+        ("printer.local", ""),
     ] {
         let reply = ask(host, headers);
         assert_eq!(reply.status, 200, "{host} {headers}: {}", reply.text());
@@ -553,12 +567,18 @@ fn pages_of_others_and_rebound_names_are_refused() {
         ("localhost.evil.com:8000", "", 403, "foreign_host"),
         ("localhost", "Origin: http://evil.com\r\n", 403, "foreign_origin"),
         ("localhost", "Origin: null\r\n", 403, "foreign_origin"),
+        ("evil.com@localhost", "", 400, ""),
+        ("localhost", "Host: evil.com\r\n", 400, ""),
         ("localhost", "Content-Type: text/plain\r\n", 415, "unsupported_media_type"),
         ("localhost", "Content-Type: application/x-www-form-urlencoded\r\n", 415, "unsupported_media_type"),
     ] {
         let reply = ask(host, headers);
-        assert_eq!((reply.status, reply.code()), (status, json!(code)), "{host} {headers}");
+        let code = if code.is_empty() { Json::Null } else { json!(code) };
+        assert_eq!((reply.status, reply.code()), (status, code), "{host} {headers}");
     }
+    let named = Server::start(bundle(), &["--allow-host", "evil.com"]);
+    let rebound = b"GET /metrics HTTP/1.1\r\nHost: evil.com:8000\r\nConnection: close\r\n\r\n";
+    assert_eq!(named.raw(rebound).status, 200);
     let rebound = server.raw(b"GET /metrics HTTP/1.1\r\nHost: evil.com\r\nConnection: close\r\n\r\n");
     assert_eq!(rebound.status, 403);
     let open = Server::start(bundle(), &["--cors", "https://example.org"]);
@@ -584,7 +604,7 @@ fn unread_stream(server: &Server) -> std::net::TcpStream {
 
 #[test]
 fn clients_that_dont_read_hold_up_nobody() {
-    let server = Server::start(bundle(), &["--write-timeout", "600"]);
+    let server = Server::start(bundle(), &[]);
     let unread: Vec<_> = (0..4).map(|_| unread_stream(&server)).collect();
     server.wait_for("anec_active", |count| count >= 4.0);
     let start = Instant::now();
@@ -601,7 +621,7 @@ fn clients_that_dont_read_hold_up_nobody() {
 
 #[test]
 fn clients_that_dont_read_are_hung_up_on() {
-    let server = Server::start(bundle(), &["--write-timeout", "1"]);
+    let server = Server::start(bundle(), &[]);
     let _unread: Vec<_> = (0..2).map(|_| unread_stream(&server)).collect();
     server.wait_for("anec_active", |count| count > 0.0);
     server.wait_for("anec_cancelled_total", |count| count > 0.0);
@@ -647,6 +667,129 @@ fn a_huge_grammar_is_refused_without_a_backtrace() {
     }
 }
 
+/// Each would take a compiler minutes or gigabytes; meanwhile everybody else is answered.
+#[test]
+fn grammars_that_explode_are_refused_and_hold_up_nobody() {
+    let server = Server::start(bundle(), &["--parallel", "2"]);
+    let number = |divisor: u64| json!({"type": "integer", "multipleOf": divisor});
+    let rules: String = (0..800).map(|i| format!("r{i}: \"a\"? r{}?\n", i + 1)).collect();
+    let lark = format!("start: r0\n{rules}r800: \"b\"?\n");
+    let schema = |schema: Json| json!({"type": "json_schema", "json_schema": {"schema": schema}});
+    let wide: serde_json::Map<String, Json> = (0..2000).map(|i| (format!("k{i}"), json!({"type": "string"}))).collect();
+    let forms = [
+        schema(number(9_999_991)),
+        schema(number(99_991)),
+        schema(json!({"allOf": [number(9973), number(9967)]})),
+        schema(json!({"type": "object", "properties": {"a": {"items": number(123_457)}}})),
+        json!({"type": "grammar", "grammar": lark}),
+        json!({"type": "regex", "regex": "((a{1,500}b{1,500}){1,500}c){1,500}"}),
+        schema(json!({"type": "string", "pattern": "^(a|b|ab){0,5000}(ba){0,5000}$", "minLength": 4000})),
+        schema(json!({"type": "object", "properties": wide})),
+    ];
+    std::thread::scope(|scope| {
+        for form in &forms {
+            let server = &server;
+            scope.spawn(move || {
+                // one that is taken all the same is no mistake, if it doesn't take long
+                let start = Instant::now();
+                let reply =
+                    server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 2, "response_format": form}));
+                let shown: String = form.to_string().chars().take(100).collect();
+                assert!([200, 400, 429].contains(&reply.status), "{shown}: {}", reply.text());
+                assert!(start.elapsed() < Duration::from_secs(200), "{shown}: {:?}", start.elapsed());
+            });
+            // a client that asks and leaves
+            let body = json!({"prompt": "x", "max_tokens": 2, "response_format": form}).to_string();
+            server.connect().write_all(post("/v1/completions", &body, "").as_bytes()).unwrap();
+        }
+        for _ in 0..5 {
+            let start = Instant::now();
+            assert_eq!(server.get("/health").status, 200);
+            server.complete(json!({"prompt": "x", "max_tokens": 1}));
+            assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+        }
+    });
+    let memory = server.metric("process_resident_memory_bytes");
+    assert!(memory < 1e9, "{} MB", memory / 1e6);
+    let refused = server.post("/v1/completions", &json!({"prompt": "x", "response_format": schema(number(9_999_991))}));
+    assert!(refused.text().contains("`multipleOf` is too large"), "{}", refused.text());
+}
+
+#[test]
+fn several_prompts_are_several_answers() {
+    let server = server();
+    let ask = |prompt: Json| server.complete(json!({"prompt": prompt, "max_tokens": 5, "temperature": 0}));
+    let text = |answer: &Json, index: usize| answer["choices"][index]["text"].clone();
+    let both = ask(json!(["The sea", "A dog"]));
+    assert_eq!(text(&both, 0), text(&ask(json!("The sea")), 0));
+    assert_eq!(text(&both, 1), text(&ask(json!("A dog")), 0));
+    assert_eq!((&both["choices"][1]["index"], &both["usage"]["completion_tokens"]), (&json!(1), &json!(10)));
+    let ids = ["The sea", "A dog"].map(|text| tokenizer().encode(text).unwrap());
+    assert_eq!(text(&ask(json!(ids)), 1), text(&both, 1));
+    assert!(both["system_fingerprint"].as_str().unwrap().starts_with("fp_"));
+}
+
+/// As lm-eval asks: how likely is each token of a text?
+#[test]
+fn an_echo_says_how_likely_the_prompt_is() {
+    let server = Server::start(bundle(), &["--precision", "f32"]);
+    let first = json!({"prompt": "It was a dark night", "max_tokens": 6, "temperature": 0, "logprobs": 2});
+    let written = server.complete(first.clone())["choices"][0].clone();
+    let mut ids = tokenizer().encode("It was a dark night").unwrap();
+    let before = ids.len();
+    ids.extend(tokenizer().encode_rest(written["text"].as_str().unwrap()).unwrap());
+    for max_tokens in [0, 1] {
+        let body = json!({"prompt": [ids], "max_tokens": max_tokens, "temperature": 0, "logprobs": 2, "echo": true});
+        let echo = server.complete(body)["choices"][0].clone();
+        let whole = format!("It was a dark night{}", written["text"].as_str().unwrap());
+        assert!(echo["text"].as_str().unwrap().starts_with(&whole), "{echo}");
+        let numbers = echo["logprobs"]["token_logprobs"].as_array().unwrap();
+        assert_eq!((numbers.len(), &numbers[0]), (ids.len() + max_tokens, &Json::Null));
+        for (found, expected) in numbers[before..].iter().zip(written["logprobs"]["token_logprobs"].as_array().unwrap())
+        {
+            let (found, expected) = (found.as_f64().unwrap(), expected.as_f64().unwrap());
+            assert!((found - expected).abs() < 1e-4, "{found} {expected}");
+        }
+        assert_eq!(echo["logprobs"]["top_logprobs"][1].as_object().unwrap().len(), 2);
+    }
+}
+
+#[test]
+fn reasoning_is_a_field_of_its_own() {
+    let room = tempfile::tempdir().unwrap();
+    let copy = room.path().join("thinks.anec");
+    model::copy(bundle(), &copy);
+    let template =
+        "{% for m in messages %}<{{ m.role }}> {{ m.content.split('</think>')[-1] }}\n{% endfor %}<assistant><think>\n";
+    std::fs::write(copy.join("chat_template.jinja"), template).unwrap();
+    let server = Server::start(&copy, &[]);
+    let body = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 12, "seed": 1});
+    let message = server.chat(body.clone())["choices"][0]["message"].clone();
+    assert!(!message["reasoning_content"].as_str().unwrap().is_empty(), "{message}");
+    assert_eq!(message["content"], "", "the reasoning hasn't ended");
+    let mut streamed = body;
+    streamed["stream"] = json!(true);
+    let parts = server.post("/v1/chat/completions", &streamed).parts();
+    assert_eq!(parts[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
+    let delta = |part: &Json| part["choices"][0]["delta"]["reasoning_content"].as_str().unwrap_or_default().to_owned();
+    assert_eq!(parts.iter().map(delta).collect::<String>(), message["reasoning_content"].as_str().unwrap());
+}
+
+#[test]
+fn a_schemas_loose_parts_are_warnings_unless_it_is_strict() {
+    let server = server();
+    let ask = |strict: bool| {
+        let schema = json!({"type": "array", "items": {"type": "integer", "maximum": 9, "minimum": 0}, "uniqueItems": true, "maxItems": 2});
+        let form = json!({"type": "json_schema", "json_schema": {"strict": strict, "schema": schema}});
+        server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 20, "response_format": form}))
+    };
+    let loose = ask(false);
+    assert!(loose.json()["anec"]["warnings"][0].as_str().unwrap().contains("uniqueItems"), "{}", loose.text());
+    let strict = ask(true);
+    assert_eq!(strict.status, 400);
+    assert!(strict.text().contains("uniqueItems") && !strict.text().contains("Unimplemented"), "{}", strict.text());
+}
+
 #[test]
 fn options_of_serve_are_checked_and_a_name_is_a_name() {
     let named = Server::start(bundle(), &["--name", "another"]);
@@ -667,7 +810,7 @@ fn options_of_serve_are_checked_and_a_name_is_a_name() {
 
 #[test]
 fn answers_that_the_end_cuts_off_say_so() {
-    let mut server = Server::start(bundle(), &["--grace", "0", "--parallel", "1"]);
+    let mut server = Server::start(bundle(), &["--parallel", "1"]);
     let body = json!({"prompt": "The", "max_tokens": 500, "n": 64, "stream": true, "logit_bias": {"0": -100}});
     let mut stream = server.connect();
     stream.write_all(post("/v1/completions", &body.to_string(), "").as_bytes()).unwrap();

@@ -51,30 +51,21 @@ pub struct ServeArgs {
     /// Time limit of an answer, waiting included
     #[arg(long, value_name = "S", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
-    /// Time limit for receiving a request
-    #[arg(long, value_name = "S", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
-    #[arg(hide = true, conflicts_with_all = ["stdin", "socket"])]
-    read_timeout: u64,
-    /// Time limit for a client to accept a part of its answer
-    #[arg(long, value_name = "S", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
-    #[arg(hide = true, conflicts_with = "stdin")]
-    write_timeout: u64,
-    /// Grace period for unfinished answers on shutdown
-    #[arg(long, value_name = "S", default_value_t = 30, hide = true, conflicts_with_all = ["stdin", "socket"])]
-    grace: u64,
     /// Maximum size of a request
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = clap::value_parser!(u32).range(1..))]
     max_body: u32,
-    /// Maximum number of connections
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..))]
-    #[arg(hide = true, conflicts_with = "stdin")]
-    connections: u16,
     /// API key that clients have to send
     #[arg(long, value_name = "KEY", env = API_KEY, hide_env_values = true, value_parser = api_key)]
     api_key: Option<String>,
     /// Allow web pages of this origin; `*` for all; repeatable
     #[arg(long, value_name = "ORIGIN", value_parser = origin, conflicts_with_all = ["stdin", "socket"])]
     cors: Vec<String>,
+    /// Answer under this host name too; repeatable
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["stdin", "socket"])]
+    allow_host: Vec<String>,
+    /// Refuse requests that name another model
+    #[arg(long, conflicts_with_all = ["stdin", "socket"])]
+    strict_model: bool,
     /// Draft up to N tokens from a text itself and verify them in one call; the output stays the same
     #[arg(long, value_name = "N", default_value_t = 0)]
     speculation: u16,
@@ -111,12 +102,11 @@ impl ServeArgs {
         self.check_key()?;
         let model = self.runner.open()?;
         let name = self.name.clone().unwrap_or_else(|| model.bundle().name.clone());
-        let limits = ServeLimits {
-            parallel: self.parallel.into(),
-            queue: self.queue.into(),
-            kept: self.kept.into(),
-            timeout: Duration::from_secs(self.timeout),
-        };
+        let mut limits = ServeLimits::default();
+        limits.parallel = self.parallel.into();
+        limits.queue = self.queue.into();
+        limits.kept = self.kept.into();
+        limits.timeout = Duration::from_secs(self.timeout);
         let draft = self.draft.load(&self.runner, &model)?;
         let service = Service::new(model, name, self.runner.device(), limits, self.speculation.into(), draft)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -156,23 +146,25 @@ impl ServeArgs {
             eprintln!("warning: anybody who can reach {own} can use the model; set --api-key to require a key");
         }
         eprintln!("{} on {}: http://{own}", service.name, service.device);
-        let options = HttpOptions {
-            api_key: self.api_key.clone(),
-            cors: self.cors.clone(),
-            max_body: self.max_body as usize,
-            read_timeout: Duration::from_secs(self.read_timeout),
-            write_timeout: Duration::from_secs(self.write_timeout),
-            connections: self.connections.into(),
-            grace: Duration::from_secs(self.grace),
-        };
+        let mut options = HttpOptions::default();
+        options.api_key = self.api_key.clone();
+        options.cors = self.cors.clone();
+        options.allow_hosts = self.allow_host.clone();
+        options.strict_model = self.strict_model;
+        options.max_body = self.max_body as usize;
         serve::serve(service, listener, options, shutdown_signal()).await;
         Ok(())
     }
 
     async fn stdin(&self, service: Arc<Service>) -> Result<()> {
         super::print(&json_lines::ready("stdin", None));
-        let served =
-            json_lines::serve(service, BufReader::new(tokio::io::stdin()), tokio::io::stdout(), self.max_body as usize);
+        let served = json_lines::serve(
+            service,
+            BufReader::new(tokio::io::stdin()),
+            tokio::io::stdout(),
+            self.max_body as usize,
+            None,
+        );
         tokio::select! {
             // a closed stdout is no error
             _ = served => {}
@@ -192,20 +184,20 @@ impl ServeArgs {
         let listener = tokio::net::UnixListener::bind(path).map_err(listen)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(listen)?;
         super::print(&json_lines::ready("unix-socket", Some(path)));
-        let places = Arc::new(tokio::sync::Semaphore::new(self.connections.into()));
+        let HttpOptions { connections, read_timeout, write_timeout, .. } = HttpOptions::default();
+        let places = Arc::new(tokio::sync::Semaphore::new(connections));
         let accept = async {
             loop {
                 let place = places.clone().acquire_owned().await;
                 let Ok((stream, _)) = listener.accept().await else { continue };
-                let patience = Duration::from_secs(self.write_timeout);
                 let (service, limit) = (service.clone(), self.max_body as usize);
                 tokio::spawn(async move {
                     let (reader, writer) = stream.into_split();
                     let mut writer = TimeoutWriter::new(writer);
-                    writer.set_timeout(Some(patience));
+                    writer.set_timeout(Some(write_timeout));
                     let writer = Box::pin(writer);
                     // ignore client disconnects
-                    let _ = json_lines::serve(service, BufReader::new(reader), writer, limit).await;
+                    let _ = json_lines::serve(service, BufReader::new(reader), writer, limit, Some(read_timeout)).await;
                     drop(place);
                 });
             }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value as Json, json};
 
 use super::error::ServeError;
@@ -18,7 +19,6 @@ const MAX_TEXTS: usize = 2048;
 /// Body of `POST /v1/embeddings`.
 #[derive(Debug, Deserialize)]
 struct EmbeddingRequest {
-    model: Option<String>,
     input: Input,
     #[serde(default)]
     encoding_format: EncodingFormat,
@@ -71,12 +71,17 @@ enum EncodingFormat {
 /// Body of `POST /v1/rerank`.
 #[derive(Debug, Deserialize)]
 struct RerankRequest {
-    model: Option<String>,
     query: String,
-    documents: Vec<Document>,
-    top_n: Option<usize>,
+    /// Documents; text embeddings inference calls them `texts`, and gets a list of scores.
     #[serde(default)]
+    documents: Vec<Document>,
+    texts: Option<Vec<Document>>,
+    top_n: Option<usize>,
+    #[serde(default, alias = "return_text")]
     return_documents: bool,
+    /// Whether scores are logits, not probabilities.
+    #[serde(default)]
+    raw_scores: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -98,9 +103,8 @@ impl Document {
 ///
 /// # Errors
 /// If the request is wrong, the model gives no embeddings, or a text is too long.
-pub(super) fn embed(service: &Service, body: &[u8], client: &Weak<()>) -> Result<Json, ServeError> {
+pub(super) fn embed(service: &Service, body: Json, client: &Weak<()>) -> Result<Json, ServeError> {
     let request: EmbeddingRequest = parse(body)?;
-    check_model(service, request.model)?;
     let embedder = Embedder::new(service.model(), None)?;
     if let Some(dimensions) = request.dimensions.filter(|dimensions| *dimensions != embedder.dimension()) {
         let problem = format!("the model's vectors have {} dimensions, not {dimensions}", embedder.dimension());
@@ -134,9 +138,9 @@ pub(super) fn embed(service: &Service, body: &[u8], client: &Weak<()>) -> Result
 ///
 /// # Errors
 /// If the request is wrong, the model is no reranker, or a pair is too long.
-pub(super) fn rerank(service: &Service, body: &[u8], client: &Weak<()>) -> Result<Json, ServeError> {
+pub(super) fn rerank(service: &Service, body: Json, client: &Weak<()>) -> Result<Json, ServeError> {
     let request: RerankRequest = parse(body)?;
-    check_model(service, request.model)?;
+    let documents = request.texts.as_ref().unwrap_or(&request.documents);
     let model = service.model();
     match model.bundle().model.sequence_classification().map(|classification| classification.labels.len()) {
         Some(1) => {}
@@ -146,41 +150,39 @@ pub(super) fn rerank(service: &Service, body: &[u8], client: &Weak<()>) -> Resul
             return Err(ServeError::Invalid { problem, field: None });
         }
     }
-    check_count(request.documents.len())?;
+    check_count(documents.len())?;
     let mut results = Vec::new();
     let mut tokens = 0;
-    for (index, document) in request.documents.iter().enumerate() {
+    for (index, document) in documents.iter().enumerate() {
         check_connected(client)?;
         let pair = service.whole(&request.query, Some(document.text()), "documents")?;
         check_length(model, &pair, "documents")?;
         tokens += pair.ids.len();
         let logit = classify(model, &pair)?.first().copied().unwrap_or_default();
-        results.push((index, 1.0 / (1.0 + (-f64::from(logit)).exp())));
+        let logit = f64::from(logit);
+        results.push((index, if request.raw_scores { logit } else { 1.0 / (1.0 + (-logit).exp()) }));
     }
     // the sort is stable for equal scores
     results.sort_by(|(_, a), (_, b)| b.total_cmp(a));
     results.truncate(request.top_n.unwrap_or(results.len()));
-    let result = |(index, score): (usize, f64)| {
-        let mut result = json!({"index": index, "relevance_score": score});
-        if request.return_documents {
-            result["document"] = json!({"text": request.documents[index].text()});
+    let result = |(index, score): (usize, f64)| match (request.texts.is_some(), request.return_documents) {
+        (true, false) => json!({"index": index, "score": score}),
+        (true, true) => json!({"index": index, "score": score, "text": documents[index].text()}),
+        (false, false) => json!({"index": index, "relevance_score": score}),
+        (false, true) => {
+            json!({"index": index, "relevance_score": score, "document": {"text": documents[index].text()}})
         }
-        result
     };
     let results: Vec<Json> = results.into_iter().map(result).collect();
-    Ok(json!({"model": service.name, "results": results, "usage": {"total_tokens": tokens}}))
+    Ok(match request.texts.is_some() {
+        true => json!(results),
+        false => json!({"model": service.name, "results": results, "usage": {"total_tokens": tokens}}),
+    })
 }
 
-fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, ServeError> {
+fn parse<T: DeserializeOwned>(body: Json) -> Result<T, ServeError> {
     let invalid = |error: serde_json::Error| ServeError::Invalid { problem: format!("the body: {error}"), field: None };
-    serde_json::from_slice(body).map_err(invalid)
-}
-
-fn check_model(service: &Service, model: Option<String>) -> Result<(), ServeError> {
-    match model.filter(|name| *name != service.name) {
-        Some(name) => Err(ServeError::NoModel { name, own: service.name.clone() }),
-        None => Ok(()),
-    }
+    serde_json::from_value(body).map_err(invalid)
 }
 
 /// Checks that a request has texts, and not too many.

@@ -19,6 +19,7 @@ use anec_runtime::{
 
 /// Limits of the scheduler.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct ServeLimits {
     /// Maximum number of running texts; each has the memory of a context.
     pub parallel: usize,
@@ -28,6 +29,12 @@ pub struct ServeLimits {
     pub kept: usize,
     /// Time limit of a text, including its time in the queue.
     pub timeout: Duration,
+}
+
+impl Default for ServeLimits {
+    fn default() -> Self {
+        ServeLimits { parallel: 4, queue: 64, kept: 4, timeout: Duration::from_secs(600) }
+    }
 }
 
 /// Text to generate.

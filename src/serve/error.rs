@@ -69,7 +69,7 @@ pub enum ServeError {
         origin: String,
     },
     /// Request under a host name that isn't this machine's, while the server listens on this machine only.
-    #[error("this server answers under the names of this machine alone, not as `{host}`")]
+    #[error("this server answers under the names of this machine alone, not as `{host}`; --allow-host allows it")]
     ForeignHost {
         /// Host name of the request.
         host: String,
@@ -256,9 +256,13 @@ impl From<RuntimeError> for ServeError {
 
 impl From<Error> for ServeError {
     fn from(error: Error) -> Self {
+        let problem = match error.help() {
+            Some(help) => format!("{error}; {help}"),
+            None => error.to_string(),
+        };
         match error.fault() {
-            Fault::Usage => ServeError::Invalid { problem: error.to_string(), field: None },
-            Fault::Source | Fault::Platform => ServeError::Model { problem: error.to_string() },
+            Fault::Usage => ServeError::Invalid { problem, field: None },
+            Fault::Source | Fault::Platform => ServeError::Model { problem },
         }
     }
 }

@@ -1,49 +1,53 @@
 //! HTTP server: connections, routes, limits.
 
-use std::error::Error;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use axum::body::{Body, Bytes, to_bytes};
+use axum::body::Body;
 use axum::extract::{MatchedPath, Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use futures_util::future::try_join_all;
-use http_body_util::LengthLimitError;
+use http_body_util::BodyExt;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_io_timeout::TimeoutStream;
-use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 
-use super::clients::ClientAddresses;
+use super::clients::{Activity, ClientAddresses, IdleConnections};
 use super::embeddings;
 use super::error::ServeError;
 use super::loading::LoadingStage;
 use super::openai::{self, Head, Kind, LogprobWriter};
-use super::origin::{allowed_origin, local_name};
+use super::origin::{allowed_origin, host_name, local_name};
 use super::service::{Service, Times, whole};
 use super::stream::parts;
-use super::tools::divide;
+use super::tools::{Parts, divide};
 
 /// Options of the HTTP server.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct HttpOptions {
     /// API key that clients must send; `None` for no key.
     pub api_key: Option<String>,
     /// Origins of web pages that may use the server; `*` allows all.
     pub cors: Vec<String>,
+    /// Host names under which the server answers, beside those of this machine.
+    pub allow_hosts: Vec<String>,
+    /// Whether requests must name the model; other names are answered by the only model there is.
+    pub strict_model: bool,
     /// Maximum size of a request body in bytes.
     pub max_body: usize,
     /// Time in which a request must arrive: its head, and then its body.
@@ -62,6 +66,8 @@ impl Default for HttpOptions {
         HttpOptions {
             api_key: None,
             cors: Vec::new(),
+            allow_hosts: Vec::new(),
+            strict_model: false,
             max_body: 4 << 20,
             read_timeout: Duration::from_secs(20),
             write_timeout: Duration::from_secs(20),
@@ -79,7 +85,16 @@ struct App {
     local: bool,
     /// Number of requests so far, for ids of answers.
     count: AtomicU64,
+    /// Bytes that bodies in progress may hold, in units of [`BODY_UNIT`].
+    bodies: Arc<Semaphore>,
 }
+
+/// Number of bodies of the maximum size that may be in progress.
+const BODIES: usize = 8;
+/// Unit in which bytes of bodies are counted.
+const BODY_UNIT: usize = 1024;
+/// Interval at which the longest idle connection is closed for one that waits.
+const EVICTION: Duration = Duration::from_millis(20);
 
 /// Time for sending the last error to clients whose answers were cut off.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -95,17 +110,25 @@ pub async fn serve(
 ) {
     let places = Arc::new(Semaphore::new(options.connections));
     let addresses = ClientAddresses::new(options.connections.div_ceil(2));
+    let idle = IdleConnections::default();
     let graceful = GracefulShutdown::new();
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(options.read_timeout);
     let (grace, write_timeout, engine) = (options.grace, options.write_timeout, service.clone());
     let local = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
-    let routes = TowerToHyperService::new(routes(service, options, local));
+    let routes = routes(service, options, local);
     tokio::pin!(shutdown);
     loop {
         let accepted = async {
-            let place = places.clone().acquire_owned().await;
-            (place, listener.accept().await)
+            let accepted = listener.accept().await;
+            // a connection without a request makes room for one that may have some
+            let place = loop {
+                match timeout(EVICTION, places.clone().acquire_owned()).await {
+                    Ok(place) => break place,
+                    Err(_) => idle.close_longest(),
+                }
+            };
+            (place, accepted)
         };
         let (place, accepted) = tokio::select! {
             () = &mut shutdown => break,
@@ -129,10 +152,15 @@ pub async fn serve(
         let mut stream = TimeoutStream::new(stream);
         stream.set_write_timeout(Some(write_timeout));
         let stream = TokioIo::new(Box::pin(stream));
-        let connection = graceful.watch(builder.serve_connection(stream, routes.clone()));
+        let activity = idle.add();
+        let service = TowerToHyperService::new(routes.clone().layer(Extension(activity.clone())));
+        let connection = graceful.watch(builder.serve_connection(stream, service));
         tokio::spawn(async move {
-            // ignore client disconnects
-            let _ = connection.await;
+            tokio::select! {
+                // ignore client disconnects
+                _ = connection => {}
+                () = activity.closed() => {}
+            }
             drop((place, client));
         });
     }
@@ -149,12 +177,15 @@ pub async fn serve(
 
 fn routes(service: Arc<Service>, options: HttpOptions, local: bool) -> Router {
     let cors = (!options.cors.is_empty()).then(|| cors(&options.cors));
-    let app = Arc::new(App { service, options, local, count: AtomicU64::default() });
+    let bodies = Arc::new(Semaphore::new(BODIES * options.max_body.div_ceil(BODY_UNIT)));
+    let app = Arc::new(App { service, options, local, count: AtomicU64::default(), bodies });
     let guarded = Router::new()
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completion))
         .route("/v1/embeddings", post(embeddings))
+        .route("/rerank", post(rerank))
         .route("/v1/rerank", post(rerank))
+        .route("/v2/rerank", post(rerank))
         .route("/v1/models", get(models))
         .route("/v1/models/{name}", get(model))
         .route("/metrics", get(metrics))
@@ -186,9 +217,8 @@ async fn same_site(State(app): State<Arc<App>>, request: Request, next: Next) ->
 }
 
 fn cors(origins: &[String]) -> CorsLayer {
-    let layer = CorsLayer::new()
-        .allow_methods([Method::GET, Method::POST])
-        .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE]);
+    let layer =
+        CorsLayer::new().allow_methods([Method::GET, Method::POST]).allow_headers(AllowHeaders::mirror_request());
     if origins.iter().any(|origin| origin == "*") {
         return layer.allow_origin(Any);
     }
@@ -198,10 +228,13 @@ fn cors(origins: &[String]) -> CorsLayer {
 /// Checks the API key.
 async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     if let Some(key) = &app.options.api_key {
-        let sent = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let sent =
-            sent.and_then(|value| value.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-        if !sent.is_some_and(|(_, sent)| same(sent.trim().as_bytes(), key.as_bytes())) {
+        let text = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
+        let bearer = text("authorization")
+            .and_then(|value| value.split_once(' '))
+            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+            .map(|(_, key)| key);
+        let sent = bearer.or_else(|| text("x-api-key"));
+        if !sent.is_some_and(|sent| same(sent.trim().as_bytes(), key.as_bytes())) {
             return ServeError::Unauthorized.into_response();
         }
     }
@@ -215,9 +248,16 @@ fn same(a: &[u8], b: &[u8]) -> bool {
 
 async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
+    let busy = request.extensions().get::<Arc<Activity>>().map(Activity::begin);
     let response = next.run(request).await;
     app.service.metrics.request(&route, response.status().as_u16());
-    response
+    // the connection is busy until the whole answer is sent
+    response.map(|body| {
+        Body::new(body.map_frame(move |frame| {
+            let _ = &busy;
+            frame
+        }))
+    })
 }
 
 async fn page() -> Response {
@@ -276,42 +316,59 @@ async fn completion(State(app): State<Arc<App>>, request: Request) -> Result<Res
 }
 
 async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ServeError> {
-    let body = read(&app.options, request).await?;
-    app.service.compute(move |service, wanted| embeddings::embed(service, &body, wanted)).await.map(Json)
+    let body = app.object(request).await?;
+    app.service.compute(move |service, wanted| embeddings::embed(service, body, wanted)).await.map(Json)
 }
 
 async fn rerank(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ServeError> {
-    let body = read(&app.options, request).await?;
-    app.service.compute(move |service, wanted| embeddings::rerank(service, &body, wanted)).await.map(Json)
+    let body = app.object(request).await?;
+    app.service.compute(move |service, wanted| embeddings::rerank(service, body, wanted)).await.map(Json)
 }
 
 async fn answer(app: Arc<App>, kind: Kind, request: Request) -> Result<Response, ServeError> {
-    let body = read(&app.options, request).await?;
-    let (answer, form) = app.service.ask(move |service| openai::read(kind, &body, service)).await?;
+    let body = app.object(request).await?;
+    let read = move |service: &Service| openai::read(kind, body, service);
+    let (answers, form) = app.service.ask(read).await?;
     let head = Head {
         kind,
         id: app.answer_id(kind),
         created: app.service.created + app.service.metrics.uptime().as_secs(),
         model: app.service.name.clone(),
+        fingerprint: app.service.fingerprint.clone(),
     };
     if form.stream {
-        let parts = parts(app.service.clone(), head, form, answer);
+        let parts = parts(app.service.clone(), head, form, answers);
         return Ok(Sse::new(parts).keep_alive(KeepAlive::default()).into_response());
     }
-    let tokenize = answer.tokenize;
-    // all are read at once, because a text that isn't read pauses
-    let texts = try_join_all(answer.receivers.into_iter().map(whole)).await?;
-    let choices = texts.iter().enumerate().map(|(index, text)| {
-        let likely = LogprobWriter::new(app.service.clone(), kind, form.logprobs).of(&text.tokens);
-        let content = match &answer.calls {
-            Some(reader) => divide(reader.clone(), &text.text),
-            None => (text.text.clone(), Vec::new()),
+    let (mut choices, mut endings, mut warnings) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut prompt_tokens, mut tokenize) = (0, Duration::ZERO);
+    for answer in answers {
+        prompt_tokens += answer.prompt.len();
+        tokenize += answer.tokenize;
+        warnings.extend(answer.warnings);
+        let prompt = match form.echo {
+            true => app.service.tokenizer().decode(&answer.prompt, false)?,
+            false => String::new(),
         };
-        openai::choice(&head, index, content, text.ending.generation.finish, likely)
-    });
-    let usage = openai::usage(answer.prompt.len(), texts.iter().map(|text| &text.ending));
-    let times = texts.first().map(|text| Times::of(&text.ending, tokenize)).unwrap_or_default();
-    Ok(Json(head.answer(choices.collect(), usage, &times)).into_response())
+        // all are read at once, because a text that isn't read pauses
+        for text in try_join_all(answer.receivers.into_iter().map(whole)).await? {
+            let tokens = [&answer.scored[..], &text.tokens].concat();
+            let likely = LogprobWriter::new(app.service.clone(), kind, form.logprobs).of(&tokens);
+            let parts = match &answer.reader {
+                Some(reader) => divide(reader.clone(), &text.text),
+                None => Parts { text: prompt.clone() + &text.text, ..Parts::default() },
+            };
+            choices.push(openai::choice(&head, choices.len(), parts, text.ending.generation.finish, likely));
+            endings.push(text.ending);
+        }
+    }
+    let usage = openai::usage(prompt_tokens, endings.iter());
+    let times = endings.first().map(|ending| Times::of(ending, tokenize)).unwrap_or_default();
+    let mut answer = head.answer(choices, usage, &times);
+    if !warnings.is_empty() {
+        answer["anec"]["warnings"] = json!(warnings);
+    }
+    Ok(Json(answer).into_response())
 }
 
 impl App {
@@ -319,11 +376,66 @@ impl App {
     fn foreign(&self, headers: &HeaderMap) -> Option<ServeError> {
         let text = |name| headers.get(name).map(|value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()));
         let host = text(header::HOST).unwrap_or_default();
-        if self.local && !host.is_empty() && !local_name(&host) {
+        if headers.get_all(header::HOST).iter().count() > 1 || host.contains('@') {
+            return Some(ServeError::Invalid { problem: "the request names no single `Host`".into(), field: None });
+        }
+        let allowed = self.options.allow_hosts.iter().any(|own| own.eq_ignore_ascii_case(host_name(&host)));
+        if self.local && !host.is_empty() && !local_name(&host) && !allowed {
             return Some(ServeError::ForeignHost { host: host.into_owned() });
         }
         let origin = text(header::ORIGIN).filter(|origin| !allowed_origin(origin, &host, &self.options.cors));
         origin.map(|origin| ServeError::ForeignOrigin { origin: origin.into_owned() })
+    }
+
+    /// Reads the JSON object of a request, and checks the model that it names.
+    async fn object(&self, request: Request) -> Result<Value, ServeError> {
+        let (body, _held) = self.read(request).await?;
+        let object = openai::object(&body)?;
+        match object.get("model").and_then(Value::as_str).filter(|name| *name != self.service.name) {
+            Some(name) if self.options.strict_model => {
+                Err(ServeError::NoModel { name: name.to_owned(), own: self.service.name.clone() })
+            }
+            _ => Ok(object),
+        }
+    }
+
+    /// Reads a body within the limits of size, time, and bytes of all bodies in progress, which count as long as the
+    /// returned permits are held.
+    async fn read(&self, request: Request) -> Result<(Vec<u8>, Vec<OwnedSemaphorePermit>), ServeError> {
+        let limit = self.options.max_body;
+        if let Some(kind) = request.headers().get(header::CONTENT_TYPE) {
+            let kind = String::from_utf8_lossy(kind.as_bytes());
+            let essence = kind.split(';').next().unwrap_or_default().trim();
+            if !essence.eq_ignore_ascii_case("application/json") {
+                return Err(ServeError::ContentType { kind: essence.to_owned() });
+            }
+        }
+        let length =
+            request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+        if length.is_some_and(|length| length > limit) {
+            return Err(ServeError::TooLarge { limit });
+        }
+        let mut body = request.into_body();
+        let read = async {
+            let (mut bytes, mut held) = (Vec::new(), Vec::new());
+            while let Some(frame) = body.frame().await {
+                let broken =
+                    || ServeError::Invalid { problem: "the body is broken off or malformed".into(), field: None };
+                let Ok(data) = frame.map_err(|_| broken())?.into_data() else { continue };
+                if bytes.len() + data.len() > limit {
+                    return Err(ServeError::TooLarge { limit });
+                }
+                let units = data.len().div_ceil(BODY_UNIT) as u32;
+                match self.bodies.clone().try_acquire_many_owned(units) {
+                    Ok(permit) => held.push(permit),
+                    Err(_) => return Err(ServeError::Busy { waiting: BODIES }),
+                }
+                bytes.extend_from_slice(&data);
+            }
+            Ok((bytes, held))
+        };
+        let late = |_| ServeError::Slow { seconds: self.options.read_timeout.as_secs() };
+        timeout(self.options.read_timeout, read).await.map_err(late)?
     }
 
     fn answer_id(&self, kind: Kind) -> String {
@@ -333,31 +445,6 @@ impl App {
             Kind::Completion => "cmpl",
         };
         format!("{prefix}-{:x}{number:08x}", self.service.created)
-    }
-}
-
-/// Reads a body within the limits of size and time.
-async fn read(options: &HttpOptions, request: Request<Body>) -> Result<Bytes, ServeError> {
-    let limit = options.max_body;
-    if let Some(kind) = request.headers().get(header::CONTENT_TYPE) {
-        let kind = String::from_utf8_lossy(kind.as_bytes());
-        let essence = kind.split(';').next().unwrap_or_default().trim();
-        if !essence.eq_ignore_ascii_case("application/json") {
-            return Err(ServeError::ContentType { kind: essence.to_owned() });
-        }
-    }
-    let length =
-        request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-    if length.is_some_and(|length| length > limit) {
-        return Err(ServeError::TooLarge { limit });
-    }
-    match timeout(options.read_timeout, to_bytes(request.into_body(), limit)).await {
-        Ok(Ok(body)) => Ok(body),
-        Ok(Err(error)) if error.source().is_some_and(|cause| cause.is::<LengthLimitError>()) => {
-            Err(ServeError::TooLarge { limit })
-        }
-        Ok(Err(_)) => Err(ServeError::Invalid { problem: "the body is broken off or malformed".into(), field: None }),
-        Err(_) => Err(ServeError::Slow { seconds: options.read_timeout.as_secs() }),
     }
 }
 

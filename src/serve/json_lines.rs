@@ -2,6 +2,7 @@
 //! API and of earlier runtimes for the Neural Engine, and their short form `ID ID …|MAX`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
@@ -56,7 +57,8 @@ pub fn ready(transport: &str, path: Option<&std::path::Path>) -> String {
     format!("READY {about}\n")
 }
 
-/// Answers requests to the end of the input. `limit` is the maximum number of bytes per line.
+/// Answers requests to the end of the input. `limit` is the maximum number of bytes per line; a line that has begun must
+/// arrive within `read_timeout`, if there is one.
 ///
 /// # Errors
 /// If an answer can't be written.
@@ -65,16 +67,29 @@ pub async fn serve(
     reader: impl AsyncBufRead + Unpin,
     mut writer: impl AsyncWrite + Unpin,
     limit: usize,
+    read_timeout: Option<Duration>,
 ) -> std::io::Result<()> {
     let mut reader = reader;
     // tokens of earlier requests, for requests that continue them
     let mut history: Vec<u32> = Vec::new();
     loop {
         let mut line = Vec::new();
-        let read = (&mut reader).take(limit as u64 + 1).read_until(b'\n', &mut line).await?;
-        if read == 0 {
+        if reader.fill_buf().await?.is_empty() {
             return Ok(());
         }
+        let mut limited = (&mut reader).take(limit as u64 + 1);
+        let read = limited.read_until(b'\n', &mut line);
+        match read_timeout {
+            Some(time) => match tokio::time::timeout(time, read).await {
+                Ok(read) => read?,
+                Err(_) => {
+                    let error = ServeError::Slow { seconds: time.as_secs() };
+                    writer.write_all(failed(None, &error).as_bytes()).await?;
+                    return writer.flush().await;
+                }
+            },
+            None => read.await?,
+        };
         if line.len() > limit {
             let error = ServeError::TooLarge { limit };
             writer.write_all(failed(None, &error).as_bytes()).await?;
@@ -102,7 +117,11 @@ fn short_form(line: &[u8]) -> Option<(Vec<u32>, u64)> {
 
 async fn short_answer(service: &Arc<Service>, ids: Vec<u32>, most: u64) -> String {
     let submission = submission(RequestPrompt::Ids(ids), Parameters::greedy(most));
-    let text = match service.ask(move |_| Ok((submission, ()))).await.map(|(mut answer, ())| answer.receivers.pop()) {
+    let text = match service
+        .ask(move |_| Ok((vec![submission], ())))
+        .await
+        .map(|(mut answers, ())| answers.pop()?.receivers.pop())
+    {
         Ok(Some(receiver)) => whole(receiver).await,
         Ok(None) => Err(ServeError::Stopping),
         Err(error) => Err(error),
@@ -123,7 +142,7 @@ async fn short_answer(service: &Arc<Service>, ids: Vec<u32>, most: u64) -> Strin
 }
 
 fn submission(prompt: RequestPrompt, parameters: Parameters) -> Submission {
-    Submission { prompt, parameters, logprobs: None, tools: None }
+    Submission { prompt, parameters, logprobs: None, tools: None, scored: false }
 }
 
 async fn long_answer(
@@ -144,15 +163,19 @@ async fn long_answer(
     let asked = match prompt(request, history) {
         Ok((prompt, parameters)) => {
             let submission = submission(prompt, parameters);
-            service.ask(move |_| Ok((submission, ()))).await
+            service.ask(move |_| Ok((vec![submission], ()))).await
         }
         Err(error) => Err(error),
     };
-    let (receiver, prompt, tokenize) = match asked.map(|(answer, ())| answer) {
-        Ok(mut answer) => (answer.receivers.pop(), answer.prompt, answer.tokenize),
+    let answer = match asked.map(|(mut answers, ())| answers.pop()) {
+        Ok(answer) => answer,
         Err(error) => return Ok(failed(id, &error)),
     };
-    let Some(mut receiver) = receiver else { return Ok(failed(id, &ServeError::Stopping)) };
+    let Some((Some(mut receiver), prompt, tokenize)) =
+        answer.map(|mut answer| (answer.receivers.pop(), answer.prompt, answer.tokenize))
+    else {
+        return Ok(failed(id, &ServeError::Stopping));
+    };
     let mut collector = TextCollector::default();
     let text = loop {
         let event = next_event(&mut receiver).await;

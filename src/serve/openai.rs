@@ -7,9 +7,9 @@ use serde_json::{Map, Value as Json, json};
 
 use super::engine::Ending;
 use super::error::ServeError;
-use super::parameters::{MAX_LOGPROBS, Parameters};
+use super::parameters::{MAX_LOGPROBS, Parameters, check_supported};
 use super::service::{RequestPrompt, Service, Submission, Times};
-use super::tools::{self, Tools};
+use super::tools::{self, Parts, Tools};
 use anec_runtime::chat::{Chat, Message};
 use anec_runtime::sampling::within;
 use anec_runtime::tools::ToolCall;
@@ -18,7 +18,6 @@ use anec_runtime::{Finish, GeneratedToken};
 /// Body of `POST /v1/chat/completions`.
 #[derive(Debug, Deserialize)]
 pub struct ChatRequest {
-    model: Option<String>,
     messages: Vec<Message>,
     #[serde(default)]
     tools: Option<Vec<Json>>,
@@ -29,6 +28,8 @@ pub struct ChatRequest {
     logprobs: Option<bool>,
     top_logprobs: Option<u64>,
     functions: Option<Json>,
+    add_generation_prompt: Option<bool>,
+    continue_final_message: Option<bool>,
     #[serde(flatten)]
     common: Common,
 }
@@ -36,7 +37,6 @@ pub struct ChatRequest {
 /// Body of `POST /v1/completions`.
 #[derive(Debug, Deserialize)]
 pub struct CompletionRequest {
-    model: Option<String>,
     prompt: Json,
     /// System message; makes the prompt a user's message after it.
     system: Option<String>,
@@ -86,35 +86,34 @@ pub struct AnswerForm {
     pub include_usage: bool,
     /// Whether log-probabilities are included.
     pub logprobs: bool,
+    /// Whether the text begins with its prompt.
+    pub echo: bool,
 }
 
-/// Parses a request.
+/// Parses a request: one submission for each of its prompts.
 ///
 /// # Errors
-/// If it isn't JSON, or a field is wrong or unsupported. Fields that would change the answer are never ignored.
-pub fn read(kind: Kind, body: &[u8], service: &Service) -> Result<(Submission, AnswerForm), ServeError> {
+/// If a field is wrong or unsupported. Fields that would change the answer are never ignored.
+pub fn read(kind: Kind, body: Json, service: &Service) -> Result<(Vec<Submission>, AnswerForm), ServeError> {
     let invalid = |error: serde_json::Error| ServeError::Invalid { problem: format!("the body: {error}"), field: None };
-    let (model, prompt, logprobs, tools, common) = match kind {
+    check_supported(&body)?;
+    let (prompts, logprobs, tools, common, echo) = match kind {
         Kind::Chat => {
-            let request: ChatRequest = serde_json::from_slice(body).map_err(invalid)?;
+            let request: ChatRequest = serde_json::from_value(body).map_err(invalid)?;
             let logprobs = request.logprobs()?;
-            let model = request.model.clone();
             let (chat, tools) = chat(&request)?;
-            (model, RequestPrompt::Chat(chat), logprobs, tools, request.common)
+            (vec![RequestPrompt::Chat(chat)], logprobs, tools, request.common, false)
         }
         Kind::Completion => {
-            let request: CompletionRequest = serde_json::from_slice(body).map_err(invalid)?;
+            let request: CompletionRequest = serde_json::from_value(body).map_err(invalid)?;
             let logprobs = match request.logprobs {
                 Some(count) => Some(within("logprobs", count, 0, MAX_LOGPROBS)? as usize),
                 None => None,
             };
-            let model = request.model.clone();
-            (model, text(&request)?, logprobs, None, request.common)
+            let echo = request.echo == Some(true);
+            (texts(&request)?, logprobs, None, request.common, echo)
         }
     };
-    if let Some(name) = model.filter(|name| *name != service.name) {
-        return Err(ServeError::NoModel { name, own: service.name.clone() });
-    }
     if kind == Kind::Chat && service.lacks_template() {
         let problem = "this model has no chat template: /v1/completions continues a `prompt`";
         return Err(ServeError::field("messages", problem));
@@ -124,8 +123,32 @@ pub fn read(kind: Kind, body: &[u8], service: &Service) -> Result<(Submission, A
         stream: common.stream.unwrap_or(false),
         include_usage: common.stream_options.is_some_and(|options| options.include_usage),
         logprobs: logprobs.is_some(),
+        echo,
     };
-    Ok((Submission { prompt, parameters: common.parameters, logprobs, tools }, form))
+    if form.stream && echo {
+        return Err(ServeError::field("echo", "`echo` isn't supported with `stream`"));
+    }
+    let submission = |prompt| Submission {
+        prompt,
+        parameters: common.parameters.clone(),
+        logprobs,
+        tools: tools.clone(),
+        scored: echo && logprobs.is_some(),
+    };
+    Ok((prompts.into_iter().map(submission).collect(), form))
+}
+
+/// Parses the body of a request.
+///
+/// # Errors
+/// If it isn't a JSON object.
+pub(super) fn object(body: &[u8]) -> Result<Json, ServeError> {
+    let invalid = |problem: String| ServeError::Invalid { problem, field: None };
+    match serde_json::from_slice(body) {
+        Ok(object @ Json::Object(_)) => Ok(object),
+        Ok(_) => Err(invalid("the body has to be a JSON object".into())),
+        Err(error) => Err(invalid(format!("the body isn't JSON: {error}"))),
+    }
 }
 
 impl ChatRequest {
@@ -150,43 +173,63 @@ fn chat(request: &ChatRequest) -> Result<(Chat, Option<Tools>), ServeError> {
     }
     let offered = request.tools.as_deref().unwrap_or_default();
     let tools = Tools::read(offered, request.tool_choice.as_ref(), request.parallel_tool_calls)?;
-    let chat = Chat {
-        messages: request.messages.clone(),
-        tools: if tools.is_some() { offered.to_vec() } else { Vec::new() },
-        variables: request.chat_template_kwargs.clone(),
-    };
-    Ok((chat, tools))
+    let continues_last = request.continue_final_message == Some(true);
+    if continues_last && request.add_generation_prompt == Some(true) {
+        let problem =
+            "a message is continued or answered: set one of `continue_final_message` and `add_generation_prompt`";
+        return Err(ServeError::field("continue_final_message", problem));
+    }
+    let mut variables = request.chat_template_kwargs.clone();
+    if request.add_generation_prompt == Some(false) {
+        variables.insert("add_generation_prompt".into(), json!(false));
+    }
+    let tool_list = if tools.is_some() { offered.to_vec() } else { Vec::new() };
+    Ok((Chat { messages: request.messages.clone(), tools: tool_list, variables, continues_last }, tools))
 }
 
-fn text(request: &CompletionRequest) -> Result<RequestPrompt, ServeError> {
-    for (field, set) in [
-        ("echo", request.echo == Some(true)),
-        ("suffix", request.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty())),
-        ("best_of", request.best_of.is_some_and(|best| best > 1)),
-    ] {
-        if set {
-            return Err(ServeError::field(field, format!("`{field}` isn't supported")));
-        }
+/// Maximum number of prompts of a completion.
+const MAX_PROMPTS: usize = 256;
+
+fn texts(request: &CompletionRequest) -> Result<Vec<RequestPrompt>, ServeError> {
+    if request.best_of.is_some_and(|best| best > 1) {
+        return Err(ServeError::field("best_of", "`best_of` isn't supported"));
     }
-    let wrong = || ServeError::field("prompt", "`prompt` has to be one text, or one list of token ids");
-    let ids = |items: &[Json]| -> Option<Vec<u32>> {
-        items.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
+    let wrong = |problem: &str| ServeError::field("prompt", format!("`prompt` {problem}"));
+    let ids = |items: &[Json]| -> Result<RequestPrompt, ServeError> {
+        let ids: Option<Vec<u32>> = items.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect();
+        ids.map(RequestPrompt::Ids).ok_or_else(|| wrong("has to be texts or lists of token ids"))
     };
-    let text = match &request.prompt {
-        Json::String(text) => text.clone(),
-        Json::Array(items) => match items.as_slice() {
-            [Json::String(text)] => text.clone(),
-            [Json::Array(items)] => return ids(items).map(RequestPrompt::Ids).ok_or_else(wrong),
-            items => return ids(items).map(RequestPrompt::Ids).ok_or_else(wrong),
-        },
-        _ => return Err(wrong()),
-    };
-    Ok(match &request.system {
-        Some(system) => {
-            RequestPrompt::Chat(Chat::new(vec![Message::new("system", system), Message::new("user", &text)]))
+    let suffix = request.suffix.as_deref().filter(|suffix| !suffix.is_empty());
+    let text = |text: &str| match (&request.system, suffix) {
+        (Some(_), Some(_)) => Err(ServeError::field("suffix", "`suffix` and `system` exclude each other")),
+        (Some(system), None) => {
+            Ok(RequestPrompt::Chat(Chat::new(vec![Message::new("system", system), Message::new("user", text)])))
         }
-        None => RequestPrompt::Text { text, special: request.special_tokens == Some(true) },
-    })
+        (None, Some(suffix)) => Ok(RequestPrompt::Middle { prefix: text.to_owned(), suffix: suffix.to_owned() }),
+        (None, None) => {
+            Ok(RequestPrompt::Text { text: text.to_owned(), special: request.special_tokens == Some(true) })
+        }
+    };
+    let prompts = match &request.prompt {
+        Json::String(one) => vec![text(one)?],
+        Json::Array(items) if items.iter().all(Json::is_u64) && !items.is_empty() => vec![ids(items)?],
+        Json::Array(items) => {
+            let one = |item: &Json| match item {
+                Json::String(one) => text(one),
+                Json::Array(items) => ids(items),
+                _ => Err(wrong("has to be texts or lists of token ids")),
+            };
+            items.iter().map(one).collect::<Result<Vec<_>, _>>()?
+        }
+        _ => return Err(wrong("has to be a text, a list of texts, or lists of token ids")),
+    };
+    match prompts.len() {
+        0 => Err(wrong("is empty")),
+        count if count > MAX_PROMPTS => {
+            Err(wrong(&format!("has {count} texts; a request may have up to {MAX_PROMPTS}")))
+        }
+        _ => Ok(prompts),
+    }
 }
 
 /// Fields that all parts of an answer share.
@@ -199,6 +242,8 @@ pub struct Head {
     pub created: u64,
     /// Name of the model.
     pub model: String,
+    /// Identifier of the model's files.
+    pub fingerprint: String,
 }
 
 impl Head {
@@ -210,7 +255,7 @@ impl Head {
         };
         json!({
             "id": self.id, "object": object, "created": self.created, "model": self.model,
-            "choices": choices, "usage": usage, "anec": times,
+            "system_fingerprint": self.fingerprint, "choices": choices, "usage": usage, "anec": times,
         })
     }
 
@@ -221,7 +266,8 @@ impl Head {
             Kind::Completion => "text_completion",
         };
         json!({
-            "id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices,
+            "id": self.id, "object": object, "created": self.created, "model": self.model,
+            "system_fingerprint": self.fingerprint, "choices": choices,
         })
     }
 }
@@ -230,7 +276,7 @@ impl Head {
 pub fn choice(
     head: &Head,
     index: usize,
-    (text, calls): (String, Vec<ToolCall>),
+    Parts { text, reasoning, calls }: Parts,
     finish: Finish,
     logprobs: Json,
 ) -> Json {
@@ -238,6 +284,9 @@ pub fn choice(
     match head.kind {
         Kind::Chat => {
             let mut message = json!({"role": "assistant", "content": text, "refusal": null});
+            if let Some(reasoning) = reasoning {
+                message["reasoning_content"] = json!(reasoning);
+            }
             if !calls.is_empty() {
                 if text.is_empty() {
                     message["content"] = Json::Null;
@@ -255,26 +304,32 @@ pub fn choice(
 
 /// Change of a text in a part of an answer.
 pub enum Delta<'a> {
+    /// Role of the speaker.
+    Role,
     /// More text.
     Text(&'a str),
+    /// More reasoning.
+    Reasoning(&'a str),
     /// Function call and its index within the text.
     Call(&'a ToolCall, usize),
     /// Reason of the end.
     End(&'static str),
 }
 
-/// Returns a part of a text. The first part of a message contains the role, the last the finish reason.
-pub fn delta(head: &Head, index: usize, first: bool, delta: Delta, logprobs: Json) -> Json {
+/// Returns a part of a text. The last part contains the finish reason.
+pub fn delta(head: &Head, index: usize, delta: Delta, logprobs: Json) -> Json {
     let mut fields = Map::new();
-    if first {
-        fields.insert("role".into(), json!("assistant"));
-    }
     let (mut text, mut finish) = ("", None);
     match delta {
+        Delta::Role => {
+            fields.insert("role".into(), json!("assistant"));
+            fields.insert("content".into(), json!(""));
+        }
         Delta::Text(more) => {
             text = more;
             fields.insert("content".into(), json!(more));
         }
+        Delta::Reasoning(more) => drop(fields.insert("reasoning_content".into(), json!(more))),
         Delta::Call(call, number) => {
             let mut call = tools::call(call, &head.id, index, number);
             call["index"] = json!(number);
@@ -332,16 +387,15 @@ impl LogprobWriter {
         if !self.wanted {
             return Json::Null;
         }
-        let known: Vec<_> =
-            tokens.iter().filter_map(|choice| choice.logprobs.as_ref().map(|logprobs| (choice.id, logprobs))).collect();
+        let known = tokens.iter().filter_map(|choice| Some((choice.id, choice.logprobs.as_ref()?)));
         match self.kind {
             Kind::Chat => {
                 let entry = |token: u32, logprob: f32| {
                     let (text, bytes) = self.service.spell(token);
                     json!({"token": text, "logprob": logprob, "bytes": bytes})
                 };
-                let content = known.iter().map(|(id, logprobs)| {
-                    let mut content = entry(*id, logprobs.logprob);
+                let content = known.map(|(id, logprobs)| {
+                    let mut content = entry(id, logprobs.logprob);
                     content["top_logprobs"] =
                         logprobs.top.iter().map(|(token, logprob)| entry(*token, *logprob)).collect();
                     content
@@ -350,14 +404,15 @@ impl LogprobWriter {
             }
             Kind::Completion => {
                 let (mut texts, mut logprobs, mut tops, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-                for (id, likely) in known {
-                    let text = self.service.spell(id).0;
+                for GeneratedToken { id, logprobs: likely } in tokens {
+                    let text = self.service.spell(*id).0;
                     offsets.push(self.offset);
                     self.offset += text.chars().count();
                     texts.push(text);
-                    logprobs.push(likely.logprob);
-                    let top = likely.top.iter().map(|(token, logprob)| (self.service.spell(*token).0, json!(logprob)));
-                    tops.push(top.collect::<Map<_, _>>());
+                    // nothing precedes the first token of a prompt
+                    logprobs.push(likely.as_ref().map(|likely| likely.logprob));
+                    let top = |(token, logprob): &(u32, f32)| (self.service.spell(*token).0, json!(logprob));
+                    tops.push(likely.as_ref().map(|likely| likely.top.iter().map(top).collect::<Map<_, _>>()));
                 }
                 json!({"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets})
             }

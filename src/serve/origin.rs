@@ -4,12 +4,19 @@ use std::net::IpAddr;
 
 /// Returns whether a `Host` header, with or without port, names this machine.
 pub(super) fn local_name(host: &str) -> bool {
-    let name = match host.strip_prefix('[') {
+    let name = host_name(host);
+    let name = name.trim_end_matches('.').to_ascii_lowercase();
+    // nobody can register names that end so
+    let reserved = [".localhost", ".internal", ".local"].iter().any(|end| name.ends_with(end));
+    name == "localhost" || reserved || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+/// Returns the name in a `Host` header, without its port.
+pub(super) fn host_name(host: &str) -> &str {
+    match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
         None => host.split(':').next().unwrap_or_default(),
-    };
-    let name = name.trim_end_matches('.').to_ascii_lowercase();
-    name == "localhost" || name.ends_with(".localhost") || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    }
 }
 
 /// Returns whether pages of `origin` may use the server at `host`: its own page, and `allowed` ones.
@@ -26,9 +33,16 @@ mod tests {
 
     #[test]
     fn local_names_are_recognised() {
-        for host in
-            ["localhost", "LOCALHOST:8000", "localhost.:1", "127.0.0.1:80", "127.1.2.3", "[::1]:8000", "a.localhost"]
-        {
+        for host in [
+            "localhost",
+            "LOCALHOST:8000",
+            "localhost.:1",
+            "127.0.0.1:80",
+            "127.1.2.3",
+            "[::1]:8000",
+            "a.localhost",
+            "host.docker.internal:1",
+        ] {
             assert!(local_name(host), "{host}");
         }
         for host in ["evil.com", "localhost.evil.com", "127.0.0.1.evil.com", "10.0.0.1", "[::2]:1", "", "notlocalhost"]

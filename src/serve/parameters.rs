@@ -17,9 +17,9 @@ use anec_runtime::{GenerationRequest, Grammar, Sampling};
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Parameters {
     #[serde(default, alias = "max_new", alias = "n_predict")]
-    max_tokens: Option<u64>,
+    max_tokens: Option<i64>,
     /// OpenAI's newer name; clients that support several servers send both.
-    max_completion_tokens: Option<u64>,
+    max_completion_tokens: Option<i64>,
     temperature: Option<f32>,
     top_p: Option<f32>,
     top_k: Option<i64>,
@@ -36,6 +36,13 @@ pub struct Parameters {
     stop_repeat_ngram: Option<usize>,
     speculation: Option<usize>,
     response_format: Option<Json>,
+    /// Forms under the names of vLLM and llama.cpp.
+    structured_outputs: Option<Json>,
+    guided_json: Option<Json>,
+    guided_regex: Option<Json>,
+    guided_choice: Option<Json>,
+    json_schema: Option<Json>,
+    stop_token_ids: Option<Vec<u32>>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -81,14 +88,25 @@ impl Defaults {
 }
 
 impl Parameters {
-    /// Returns the requested maximum number of tokens; the newer name takes precedence.
-    pub(super) fn most_tokens(&self) -> Option<u64> {
-        self.max_completion_tokens.or(self.max_tokens)
+    /// Returns the requested maximum number of tokens; the newer name takes precedence, and -1 is no maximum.
+    ///
+    /// # Errors
+    /// If it is another negative number.
+    pub(super) fn max_tokens(&self) -> Result<Option<u64>, ServeError> {
+        match self.max_completion_tokens.or(self.max_tokens) {
+            None | Some(-1) => Ok(None),
+            Some(count) => match u64::try_from(count) {
+                Ok(count) => Ok(Some(count)),
+                Err(_) => {
+                    Err(ServeError::field("max_tokens", format!("`max_tokens` is {count}, but has to be -1 or more")))
+                }
+            },
+        }
     }
 
     /// Returns parameters for greedy sampling of up to `max_tokens` tokens.
     pub fn greedy(max_tokens: u64) -> Self {
-        let (max_tokens, temperature) = (Some(max_tokens), Some(0.0));
+        let (max_tokens, temperature) = (i64::try_from(max_tokens).ok(), Some(0.0));
         Parameters { max_tokens, temperature, repetition_penalty: Some(1.0), ..Parameters::default() }
     }
 
@@ -119,27 +137,54 @@ impl Parameters {
         Ok(stops)
     }
 
-    /// Returns the requested form of the text.
+    /// Returns the requested form of the text, and whether its schema must be kept to the letter.
     ///
     /// # Errors
-    /// If `response_format` has an unknown type.
-    pub fn grammar(&self) -> Result<Option<Grammar>, ServeError> {
-        let wrong = |problem: String| ServeError::field("response_format", problem);
-        let Some(format) = &self.response_format else { return Ok(None) };
-        let text = |key: &str| format[key].as_str().map(str::to_owned);
-        match format["type"].as_str() {
-            Some("text") => Ok(None),
-            Some("json_object") => Ok(Some(Grammar::JsonSchema(json!({"type": "object"})))),
-            Some("json_schema") => match format.pointer("/json_schema/schema").or_else(|| format.get("schema")) {
-                Some(schema) => Ok(Some(Grammar::JsonSchema(schema.clone()))),
-                None => Err(wrong("`response_format` has no `json_schema.schema`".into())),
-            },
-            Some("regex") => text("regex").map(Grammar::Regex).map(Some).ok_or_else(|| wrong("no `regex`".into())),
-            Some("grammar") => text("grammar").map(Grammar::Lark).map(Some).ok_or_else(|| wrong("no `grammar`".into())),
-            other => Err(wrong(format!(
-                "`response_format` has the type {}; known are text, json_object, json_schema, regex and grammar",
-                other.map_or_else(|| "of no text".to_owned(), |kind| format!("`{kind}`"))
-            ))),
+    /// If the form has an unknown type, or there are several.
+    pub fn grammar(&self) -> Result<Option<(Grammar, bool)>, ServeError> {
+        let schema = |field: &'static str, value: &Json| match value {
+            Json::String(text) => serde_json::from_str(text)
+                .map(Grammar::JsonSchema)
+                .map_err(|error| ServeError::field(field, format!("`{field}` is a text that isn't JSON: {error}"))),
+            value => Ok(Grammar::JsonSchema(value.clone())),
+        };
+        let mut forms = Vec::new();
+        if let Some(format) = &self.response_format {
+            forms.extend(response_format(format)?);
+        }
+        for (field, value) in [("guided_json", &self.guided_json), ("json_schema", &self.json_schema)] {
+            if let Some(value) = value {
+                forms.push((schema(field, value)?, false));
+            }
+        }
+        let outputs = self.structured_outputs.as_ref();
+        let output = |key: &str| outputs.and_then(|outputs| outputs.get(key)).filter(|value| !value.is_null());
+        if let Some(value) = output("json") {
+            forms.push((schema("structured_outputs", value)?, false));
+        }
+        for value in [self.guided_regex.as_ref(), output("regex")].into_iter().flatten() {
+            let regex =
+                value.as_str().ok_or_else(|| ServeError::field("guided_regex", "a regular expression is a text"))?;
+            forms.push((Grammar::Regex(regex.to_owned()), false));
+        }
+        for value in [self.guided_choice.as_ref(), output("choice")].into_iter().flatten() {
+            let choices: Option<Vec<&str>> = value
+                .as_array()
+                .and_then(|choices| choices.iter().map(Json::as_str).collect())
+                .filter(|all: &Vec<_>| !all.is_empty());
+            let choices = choices.ok_or_else(|| ServeError::field("guided_choice", "choices are a list of texts"))?;
+            // Lark's strings have JSON's escapes
+            let choices: Vec<String> = choices.into_iter().map(|choice| Json::from(choice).to_string()).collect();
+            forms.push((Grammar::Lark(format!("start: {}", choices.join(" | "))), false));
+        }
+        if output("grammar").is_some() || output("structural_tag").is_some() {
+            let problem = "`structured_outputs` can have json, regex or choice; a grammar in Lark's form goes into \
+                           `response_format`";
+            return Err(ServeError::field("structured_outputs", problem));
+        }
+        match forms.len() {
+            0 | 1 => Ok(forms.pop()),
+            _ => Err(ServeError::field("response_format", "a text has one form: several are given")),
         }
     }
 
@@ -168,11 +213,13 @@ impl Parameters {
             seed: self.seed.map_or_else(|| RandomState::new().hash_one(prompt.len()), |seed| seed as u64),
         };
         sampling.check()?;
+        let mut stops = if self.ignore_eos == Some(true) { Vec::new() } else { ends };
+        stops.extend(self.stop_token_ids.iter().flatten());
         Ok(GenerationRequest {
             prompt,
-            max_tokens: self.most_tokens().unwrap_or(room).min(room) as usize,
+            max_tokens: self.max_tokens()?.unwrap_or(room).min(room) as usize,
             sampling,
-            stops: if self.ignore_eos == Some(true) { Vec::new() } else { ends },
+            stops,
             stop_repeat_ngram: self.stop_repeat_ngram.unwrap_or(0),
             logit_bias: self.biases(vocab_size)?,
             logprobs: None,
@@ -190,6 +237,70 @@ impl Parameters {
         });
         biases.collect()
     }
+}
+
+/// Returns the form of a `response_format`.
+fn response_format(format: &Json) -> Result<Option<(Grammar, bool)>, ServeError> {
+    let wrong = |problem: String| ServeError::field("response_format", problem);
+    let text = |key: &str| format[key].as_str().map(str::to_owned);
+    let form = match format["type"].as_str() {
+        Some("text") => return Ok(None),
+        Some("json_object") => {
+            let any = json!({"type": "object"});
+            Ok(Grammar::JsonSchema(format.get("schema").filter(|schema| !schema.is_null()).cloned().unwrap_or(any)))
+        }
+        Some("json_schema") => match format.pointer("/json_schema/schema").or_else(|| format.get("schema")) {
+            Some(schema) => Ok(Grammar::JsonSchema(schema.clone())),
+            None => Err(wrong("`response_format` has no `json_schema.schema`".into())),
+        },
+        Some("regex") => text("regex").map(Grammar::Regex).ok_or_else(|| wrong("no `regex`".into())),
+        Some("grammar") => text("grammar").map(Grammar::Lark).ok_or_else(|| wrong("no `grammar`".into())),
+        other => Err(wrong(format!(
+            "`response_format` has the type {}; known are text, json_object, json_schema, regex and grammar",
+            other.map_or_else(|| "of no text".to_owned(), |kind| format!("`{kind}`"))
+        ))),
+    };
+    let strict = format.pointer("/json_schema/strict").and_then(Json::as_bool) == Some(true);
+    form.map(|form| Some((form, strict)))
+}
+
+/// Fields that would change an answer and aren't supported, with the values that change nothing.
+const UNSUPPORTED: [(&str, &[&str]); 20] = [
+    ("grammar", &["\"\""]),
+    ("guided_grammar", &[]),
+    ("min_tokens", &["0"]),
+    ("typical_p", &["1", "1.0"]),
+    ("mirostat", &["0"]),
+    ("mirostat_mode", &["0"]),
+    ("dry_multiplier", &["0", "0.0"]),
+    ("xtc_probability", &["0", "0.0"]),
+    ("top_n_sigma", &["-1", "-1.0"]),
+    ("tfs_z", &["1", "1.0"]),
+    ("dynatemp_range", &["0", "0.0"]),
+    ("use_beam_search", &["false"]),
+    ("bad_words", &["[]"]),
+    ("allowed_token_ids", &["[]"]),
+    ("truncate_prompt_tokens", &[]),
+    ("audio", &[]),
+    ("prediction", &[]),
+    ("web_search_options", &[]),
+    ("documents", &["[]"]),
+    ("lora", &["[]"]),
+];
+
+/// Refuses fields that would change the answer and aren't supported.
+///
+/// # Errors
+/// If a request has such a field.
+pub(super) fn check_supported(request: &Json) -> Result<(), ServeError> {
+    for (field, neutral) in UNSUPPORTED {
+        let value = request.get(field).filter(|value| !value.is_null()).map(Json::to_string);
+        if value.is_some_and(|value| !neutral.contains(&value.as_str())) {
+            let hint = if field == "grammar" { "; a grammar in Lark's form goes into `response_format`" } else { "" };
+            return Err(ServeError::field(field, format!("`{field}` isn't supported{hint}")));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -251,8 +362,60 @@ mod tests {
         assert_eq!(grammar(json!({"type": "text"})).unwrap(), None);
         let schema = json!({"type": "integer"});
         let found = grammar(json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})).unwrap();
-        assert_eq!(found, Some(Grammar::JsonSchema(schema)));
+        assert_eq!(found, Some((Grammar::JsonSchema(schema.clone()), false)));
+        let found = grammar(json!({"type": "json_object", "schema": schema})).unwrap();
+        assert_eq!(found, Some((Grammar::JsonSchema(schema.clone()), false)));
+        let strict = json!({"type": "json_schema", "json_schema": {"schema": schema, "strict": true}});
+        assert_eq!(grammar(strict).unwrap(), Some((Grammar::JsonSchema(schema), true)));
         assert!(grammar(json!({"type": "json_schema"})).is_err());
         assert!(grammar(json!({"type": "xml"})).unwrap_err().to_string().contains("known are"));
+    }
+
+    #[test]
+    fn forms_have_the_names_of_other_servers() {
+        let grammar = |fields: Json| serde_json::from_value::<Parameters>(fields).unwrap().grammar();
+        let schema = json!({"type": "integer"});
+        for fields in [
+            json!({"guided_json": schema}),
+            json!({"guided_json": schema.to_string()}),
+            json!({"json_schema": schema}),
+            json!({"structured_outputs": {"json": schema}}),
+        ] {
+            assert_eq!(grammar(fields).unwrap(), Some((Grammar::JsonSchema(schema.clone()), false)));
+        }
+        let regex = Some((Grammar::Regex("a+".into()), false));
+        assert_eq!(grammar(json!({"guided_regex": "a+"})).unwrap(), regex);
+        assert_eq!(grammar(json!({"structured_outputs": {"regex": "a+"}})).unwrap(), regex);
+        let choice = Some((Grammar::Lark("start: \"a\" | \"b \\\"c\"".into()), false));
+        assert_eq!(grammar(json!({"guided_choice": ["a", "b \"c"]})).unwrap(), choice);
+        for wrong in [
+            json!({"guided_json": schema, "guided_regex": "a"}),
+            json!({"structured_outputs": {"grammar": "x"}}),
+            json!({"guided_choice": []}),
+            json!({"guided_json": "{"}),
+        ] {
+            assert!(grammar(wrong.clone()).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn fields_that_would_change_the_answer_are_refused() {
+        for (field, value) in
+            [("grammar", json!("root ::= x")), ("min_tokens", json!(3)), ("use_beam_search", json!(true))]
+        {
+            let error = check_supported(&json!({field: value})).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("`{field}` isn't supported")), "{error}");
+        }
+        let neutral =
+            json!({"grammar": "", "min_tokens": 0, "typical_p": 1.0, "mirostat": 0, "user": "x", "prediction": null});
+        assert!(check_supported(&neutral).is_ok());
+    }
+
+    #[test]
+    fn numbers_of_tokens_may_be_without_end() {
+        let most =
+            |count: i64| serde_json::from_value::<Parameters>(json!({"max_tokens": count})).unwrap().max_tokens();
+        assert_eq!((most(-1).unwrap(), most(0).unwrap(), most(7).unwrap()), (None, Some(0), Some(7)));
+        assert!(most(-2).unwrap_err().to_string().contains("-1 or more"));
     }
 }

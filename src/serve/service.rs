@@ -16,8 +16,13 @@ use super::parameters::{Defaults, Parameters};
 use super::tools::Tools;
 use anec_base::Result;
 use anec_runtime::chat::{Chat, ChatTemplate};
-use anec_runtime::tools::{CallReader, CallSyntax};
-use anec_runtime::{Constraint, EncodedText, GeneratedToken, Grammar, Grammars, LoadedModel, RuntimeError, Tokenizer};
+use anec_runtime::forward::{Chunking, ForwardOptions};
+use anec_runtime::reasoning::{AnswerReader, AnswerSyntax};
+use anec_runtime::tools::CallSyntax;
+use anec_runtime::{
+    Constraint, EncodedText, GeneratedToken, GenerationRequest, Grammar, Grammars, LoadedModel, Logprobs, RuntimeError,
+    Tokenizer,
+};
 
 /// Served model.
 pub struct Service {
@@ -27,6 +32,8 @@ pub struct Service {
     pub device: String,
     /// Start time in seconds since 1970.
     pub created: u64,
+    /// Identifier of the model's files.
+    pub fingerprint: String,
     /// Metrics of the server.
     pub metrics: Arc<Metrics>,
     model: Arc<LoadedModel>,
@@ -34,6 +41,8 @@ pub struct Service {
     template: Result<ChatTemplate, RuntimeError>,
     /// Syntax of the model's function calls, if known.
     syntax: Option<&'static CallSyntax>,
+    /// Way in which the model separates reasoning from text.
+    answer: AnswerSyntax,
     grammars: OnceLock<Result<Grammars, String>>,
     defaults: Defaults,
     engine: Scheduler,
@@ -43,6 +52,8 @@ pub struct Service {
     admitted: Semaphore,
     /// Requests in preparation.
     preparing: Arc<Semaphore>,
+    /// Requests whose grammar is compiled; they don't keep others from being prepared.
+    compiling: Arc<Semaphore>,
 }
 
 /// Parsed request.
@@ -55,6 +66,8 @@ pub struct Submission {
     pub logprobs: Option<usize>,
     /// Functions that the texts may call.
     pub tools: Option<Tools>,
+    /// Whether the log-probabilities of the prompt are wanted.
+    pub scored: bool,
 }
 
 /// Prompt of a request.
@@ -68,6 +81,13 @@ pub enum RequestPrompt {
         /// Whether special tokens spelled out in the text become those tokens.
         special: bool,
     },
+    /// Text to insert between two others, for models with tokens for that.
+    Middle {
+        /// Text before the gap.
+        prefix: String,
+        /// Text after the gap.
+        suffix: String,
+    },
     /// Token ids.
     Ids(Vec<u32>),
 }
@@ -77,7 +97,7 @@ impl RequestPrompt {
     fn field(&self) -> &'static str {
         match self {
             RequestPrompt::Chat(_) => "messages",
-            RequestPrompt::Text { .. } | RequestPrompt::Ids(_) => "prompt",
+            RequestPrompt::Text { .. } | RequestPrompt::Middle { .. } | RequestPrompt::Ids(_) => "prompt",
         }
     }
 }
@@ -90,8 +110,34 @@ pub struct Completion {
     pub prompt: Vec<u32>,
     /// Time spent on tokenizing the prompt.
     pub tokenize: Duration,
-    /// Parser of function calls, if functions were offered.
-    pub calls: Option<CallReader>,
+    /// Log-probabilities of the prompt, if requested; the first token has none.
+    pub scored: Vec<GeneratedToken>,
+    /// Parser of the parts of an answer to a conversation.
+    pub reader: Option<AnswerReader>,
+    /// Parts of a schema that the texts needn't satisfy.
+    pub warnings: Vec<String>,
+}
+
+/// Request that waits for its grammar, or for the scheduler.
+struct Prepared {
+    request: GenerationRequest,
+    choices: usize,
+    stops: Vec<String>,
+    shown: Vec<u32>,
+    tokenize: Duration,
+    scored: Vec<GeneratedToken>,
+    reader: Option<AnswerReader>,
+    grammar: Option<RequestGrammar>,
+}
+
+/// Grammar of a request.
+#[derive(Clone)]
+struct RequestGrammar {
+    grammar: Grammar,
+    /// Field that it comes from.
+    field: &'static str,
+    /// Whether parts that can't be kept to are refused.
+    strict: bool,
 }
 
 /// Finished text.
@@ -170,6 +216,8 @@ impl Service {
             name,
             device,
             created: now.map_or(0, |now| now.as_secs()),
+            fingerprint: fingerprint(&model),
+            answer: template.as_ref().map_or(AnswerSyntax::Plain, |template| AnswerSyntax::of(template.source())),
             syntax: template.as_ref().ok().and_then(|template| CallSyntax::of(template.source(), &tokenizer)),
             template,
             grammars: OnceLock::new(),
@@ -182,6 +230,7 @@ impl Service {
             limits,
             admitted: Semaphore::new(limits.queue + limits.parallel),
             preparing: Arc::new(Semaphore::new(limits.parallel)),
+            compiling: Arc::new(Semaphore::new(1)),
         }))
     }
 
@@ -210,25 +259,43 @@ impl Service {
         &self.engine
     }
 
-    /// Parses and validates a request and queues its texts. This runs on a blocking thread, because parsing, rendering,
-    /// tokenizing and compiling grammars take time. At most `parallel` requests are prepared at a time. Dropping the
-    /// future stops the preparation.
+    /// Parses and validates a request and queues the texts of its submissions. This runs on a blocking thread, because
+    /// parsing, rendering, tokenizing and compiling grammars take time. At most `parallel` requests are prepared at a time,
+    /// and one grammar is compiled. Dropping the future stops the preparation.
     ///
     /// # Errors
     /// If the request is wrong or exceeds the context, the queue is full, or the preparation exceeds the time limit.
     pub async fn ask<T: Send + 'static>(
         self: &Arc<Self>,
-        read: impl FnOnce(&Service) -> Result<(Submission, T), ServeError> + Send + 'static,
-    ) -> Result<(Completion, T), ServeError> {
+        read: impl FnOnce(&Service) -> Result<(Vec<Submission>, T), ServeError> + Send + 'static,
+    ) -> Result<(Vec<Completion>, T), ServeError> {
         let prepare = |service: &Service, client: &Weak<()>| {
-            let (submission, rest) = read(service)?;
-            Ok((service.submit(submission, client)?, rest))
+            let (submissions, rest) = read(service)?;
+            let prepared = submissions.into_iter().map(|submission| service.prepare(submission, client));
+            Ok((prepared.collect::<Result<Vec<_>, _>>()?, rest))
         };
-        self.compute(prepare).await
+        let (prepared, rest) = self.compute(prepare).await?;
+        let has_grammar = prepared.iter().any(|prepared| prepared.grammar.is_some());
+        let constraints: Vec<Option<Constraint>> = match has_grammar {
+            false => prepared.iter().map(|_| None).collect(),
+            true => {
+                let grammars: Vec<_> = prepared.iter().map(|prepared| prepared.grammar.clone()).collect();
+                let compile = move |service: &Service, client: &Weak<()>| {
+                    let compile = |grammar: &RequestGrammar| service.constraint(grammar, client);
+                    grammars
+                        .iter()
+                        .map(|grammar| grammar.as_ref().map(compile).transpose())
+                        .collect::<Result<Vec<_>, _>>()
+                };
+                self.blocking(self.compiling.clone(), compile).await?
+            }
+        };
+        let queue = |(prepared, constraint)| self.queue(prepared, constraint);
+        Ok((prepared.into_iter().zip(constraints).map(queue).collect::<Result<Vec<_>, _>>()?, rest))
     }
 
-    /// Runs a request's work on a blocking thread, as [`Service::ask`] does. The work can check whether its client is
-    /// still connected.
+    /// Runs a request's work on a blocking thread, as [`Service::ask`] does. The work can check whether its client is still
+    /// connected.
     ///
     /// # Errors
     /// Returns the work's error; also if the queue is full or the time limit is exceeded.
@@ -236,12 +303,20 @@ impl Service {
         self: &Arc<Self>,
         work: impl FnOnce(&Service, &Weak<()>) -> Result<T, ServeError> + Send + 'static,
     ) -> Result<T, ServeError> {
+        self.blocking(self.preparing.clone(), work).await
+    }
+
+    async fn blocking<T: Send + 'static>(
+        self: &Arc<Self>,
+        places: Arc<Semaphore>,
+        work: impl FnOnce(&Service, &Weak<()>) -> Result<T, ServeError> + Send + 'static,
+    ) -> Result<T, ServeError> {
         let waiting = self.limits.queue;
         let _admitted = self.admitted.try_acquire().map_err(|_| ServeError::Busy { waiting })?;
         let (service, client) = (self.clone(), Arc::new(()));
         let wanted = Arc::downgrade(&client);
         let prepared = async move {
-            let place = service.preparing.clone().acquire_owned().await.map_err(|_| ServeError::Stopping)?;
+            let place = places.acquire_owned().await.map_err(|_| ServeError::Stopping)?;
             let work = tokio::task::spawn_blocking(move || -> Result<T, ServeError> {
                 // abandoned work keeps its place until it ends, so that it can't pile up
                 let _place = place;
@@ -255,49 +330,89 @@ impl Service {
         answer
     }
 
-    /// Queues the texts of a request while `client` is connected.
-    fn submit(&self, submission: Submission, client: &Weak<()>) -> Result<Completion, ServeError> {
+    /// Validates and tokenizes a request while `client` is connected.
+    fn prepare(&self, submission: Submission, client: &Weak<()>) -> Result<Prepared, ServeError> {
         let wanted = || if client.strong_count() > 0 { Ok(()) } else { Err(ServeError::Stopping) };
-        let Submission { prompt, parameters, logprobs, tools } = submission;
+        let Submission { prompt, parameters, logprobs, tools, scored } = submission;
         let tools = tools.as_ref();
         self.model.continues_texts()?;
         let start = Instant::now();
-        let field = prompt.field();
+        let (field, is_chat) = (prompt.field(), matches!(prompt, RequestPrompt::Chat(_)));
         wanted()?;
         let prompt = self.tokens(prompt)?;
         let tokenize = start.elapsed();
-        let room = self.room(&prompt, parameters.most_tokens(), field)?;
-        let facts = &self.model.bundle().model;
-        let ends = self.model.end_tokens();
-        let mut request = parameters.request(prompt.clone(), room, ends, facts.vocab_size, &self.defaults)?;
+        let room = self.room(&prompt, field)?;
+        let vocab_size = self.model.bundle().model.vocab_size;
+        let mut request = parameters.request(prompt, room, self.model.end_tokens(), vocab_size, &self.defaults)?;
         request.logprobs = logprobs;
-        let mut grammar = parameters.grammar()?;
-        let mut field = "response_format";
+        let form = parameters.grammar()?;
+        let mut grammar = form.map(|(grammar, strict)| RequestGrammar { grammar, field: "response_format", strict });
         let mut stops = parameters.stops()?;
         if let Some(tools) = tools {
             if !self.template.as_ref().is_ok_and(ChatTemplate::takes_tools) {
                 let problem = "this model's chat template has no place for tools";
                 return Err(ServeError::field("tools", problem));
             }
-            if let Some(call) = tools.grammar(self.syntax, grammar.as_ref(), &self.tokenizer)? {
-                (grammar, field) = (Some(call), "tools");
+            let other = grammar.as_ref().map(|grammar| &grammar.grammar);
+            if let Some(call) = tools.grammar(self.syntax, other, &self.tokenizer)? {
+                grammar = Some(RequestGrammar { grammar: call, field: "tools", strict: false });
             }
             stops.extend(self.syntax.and_then(|syntax| tools.stop(syntax)).map(str::to_owned));
         }
-        let syntax = self.syntax.filter(|_| tools.is_some());
-        let shown = syntax.map(|syntax| syntax.marks(&self.tokenizer)).unwrap_or_default();
+        let calls = tools.zip(self.syntax);
+        let mut shown = calls.map(|(_, syntax)| syntax.marks(&self.tokenizer)).unwrap_or_default();
+        let mut reader = None;
+        if is_chat {
+            // what has a form has it from its first character on
+            let answer = if grammar.is_some() { AnswerSyntax::Plain } else { self.answer };
+            shown.extend(answer.marks(&self.tokenizer));
+            let end = &request.prompt[request.prompt.len().saturating_sub(16)..];
+            let opened = answer.is_opened_by(&self.tokenizer.decode(end, true)?);
+            let calls = calls.map(|(tools, syntax)| tools.reader(syntax));
+            let forced = tools.is_some_and(Tools::is_required);
+            reader = Some(AnswerReader::new(answer, opened, calls, forced));
+        }
+        let scored = if scored { self.score(&request.prompt, logprobs.unwrap_or(0), &wanted)? } else { Vec::new() };
         wanted()?;
-        let constraint = grammar.map(|grammar| self.constraint(&grammar, field)).transpose()?;
-        wanted()?;
+        Ok(Prepared { request, choices: parameters.choices()?, stops, shown, tokenize, scored, reader, grammar })
+    }
+
+    /// Returns the tokens of a prompt with their log-probabilities.
+    fn score(
+        &self,
+        prompt: &[u32],
+        top: usize,
+        wanted: &dyn Fn() -> Result<(), ServeError>,
+    ) -> Result<Vec<GeneratedToken>, ServeError> {
+        let mut session = self.model.start(prompt.len() as u64)?;
+        let options = ForwardOptions::all(Chunking::Largest);
+        let mut pass = session.begin(prompt, &options)?;
+        let mut scored: Vec<GeneratedToken> =
+            prompt.iter().take(1).map(|id| GeneratedToken { id: *id, logprobs: None }).collect();
+        let width = self.model.bundle().model.vocab_size as usize;
+        while session.advance(&mut pass)? {
+            wanted()?;
+            for row in pass.take_logits().chunks_exact(width) {
+                if let Some(id) = prompt.get(scored.len()).copied() {
+                    scored.push(GeneratedToken { id, logprobs: Some(Logprobs::of(row, id, top)) });
+                }
+            }
+        }
+        Ok(scored)
+    }
+
+    /// Queues the texts of a prepared request.
+    fn queue(&self, prepared: Prepared, constraint: Option<Constraint>) -> Result<Completion, ServeError> {
+        let Prepared { request, choices, stops, shown, tokenize, scored, reader, .. } = prepared;
+        let warnings = constraint.as_ref().map(|constraint| constraint.warnings().to_vec()).unwrap_or_default();
         let job = |index: usize| {
             let mut request = request.clone();
             // each of the n texts gets its own seed, derived from the request's
             request.sampling.seed = request.sampling.seed.wrapping_add(index as u64);
             Job { request, constraint: constraint.clone(), stops: stops.clone(), shown: shown.clone() }
         };
-        let receivers = self.engine.submit((0..parameters.choices()?).map(job).collect())?;
-        let calls = tools.zip(syntax).map(|(tools, syntax)| tools.reader(syntax));
-        Ok(Completion { receivers, prompt, tokenize, calls })
+        let receivers = self.engine.submit((0..choices).map(job).collect())?;
+        Ok(Completion { receivers, prompt: request.prompt, tokenize, scored, reader, warnings })
     }
 
     /// Tokenizes an untrusted text, or a pair of texts, for a model that reads it whole.
@@ -326,6 +441,7 @@ impl Service {
         let (context, field) = (self.context(), prompt.field());
         let tokens = match prompt {
             RequestPrompt::Ids(ids) => Ok(ids),
+            RequestPrompt::Middle { prefix, suffix } => return self.middle(&prefix, &suffix),
             RequestPrompt::Text { text, special } => {
                 self.tokenizer.check_length(&text, context).and_then(|()| match special {
                     false => self.tokenizer.encode_literal(&text),
@@ -348,8 +464,36 @@ impl Service {
         })
     }
 
+    /// Tokenizes the texts around a gap.
+    fn middle(&self, prefix: &str, suffix: &str) -> Result<Vec<u32>, ServeError> {
+        // Qwen2.5-Coder and Granite, StarCoder, CodeGemma, DeepSeek-Coder, Codestral, Code Llama
+        const MARKS: [[&str; 3]; 6] = [
+            ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
+            ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
+            ["<fim-prefix>", "<fim-suffix>", "<fim-middle>"],
+            ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
+            ["[PREFIX]", "[SUFFIX]", "[MIDDLE]"],
+            ["▁<PRE>", "▁<SUF>", "▁<MID>"],
+        ];
+        let ids = |marks: [&str; 3]| -> Option<[u32; 3]> {
+            let [begin, hole, end] = marks.map(|mark| self.tokenizer.id(mark));
+            Some([begin?, hole?, end?])
+        };
+        let Some([begin, hole, end]) = MARKS.into_iter().find_map(ids) else {
+            return Err(ServeError::field("suffix", "this model has no tokens for a text between others"));
+        };
+        let context = self.context();
+        let encode = |text: &str, field: &'static str| match self.tokenizer.check_length(text, context) {
+            Ok(()) => Ok(self.tokenizer.tokens(text)?.0.into_iter().map(|token| token.id).collect::<Vec<u32>>()),
+            Err(RuntimeError::TextTooLong { bytes, .. }) => Err(ServeError::PromptBytes { context, bytes, field }),
+            Err(error) => Err(error.into()),
+        };
+        let (prefix, suffix) = (encode(prefix, "prompt")?, encode(suffix, "suffix")?);
+        Ok([&[begin][..], &prefix, &[hole], &suffix, &[end]].concat())
+    }
+
     /// Returns the number of tokens that can follow a prompt.
-    fn room(&self, prompt: &[u32], wanted: Option<u64>, field: &'static str) -> Result<u64, ServeError> {
+    fn room(&self, prompt: &[u32], field: &'static str) -> Result<u64, ServeError> {
         if prompt.is_empty() {
             return Err(ServeError::field(field, "the prompt has no tokens"));
         }
@@ -357,30 +501,29 @@ impl Service {
         if let Some(token) = prompt.iter().copied().find(|token| u64::from(*token) >= vocab_size) {
             return Err(RuntimeError::Token { token, vocab_size }.into());
         }
-        if wanted == Some(0) {
-            return Err(ServeError::field(
-                "max_tokens",
-                "`max_tokens` is 0, but at least one token has to be asked for",
-            ));
-        }
         let (context, prompt) = (self.model.context(), prompt.len() as u64);
-        let more = wanted.unwrap_or(1);
-        let tokens = prompt.saturating_add(more);
-        if tokens > context {
-            return Err(ServeError::ContextLength { context, tokens, prompt, more, field });
+        match prompt < context {
+            true => Ok(context - prompt),
+            false => {
+                let tokens = prompt.saturating_add(1);
+                Err(ServeError::ContextLength { context, tokens, prompt, more: 1, field })
+            }
         }
-        Ok(context - prompt)
     }
 
-    fn constraint(&self, grammar: &Grammar, field: &'static str) -> Result<Constraint, ServeError> {
+    fn constraint(&self, grammar: &RequestGrammar, client: &Weak<()>) -> Result<Constraint, ServeError> {
         let make = || {
             let vocab_size = self.model.bundle().model.vocab_size;
             Grammars::new(&self.tokenizer, vocab_size, &self.model.end_tokens()).map_err(|error| error.to_string())
         };
-        let grammars = self.grammars.get_or_init(make);
-        let problem = |problem: String| ServeError::field(field, problem);
-        let grammars = grammars.as_ref().map_err(|error| problem(error.clone()))?;
-        grammars.start(grammar).map_err(|error| problem(error.to_string()))
+        let problem = |problem: String| ServeError::field(grammar.field, problem);
+        let grammars = self.grammars.get_or_init(make).as_ref().map_err(|error| problem(error.clone()))?;
+        let waits = || client.strong_count() > 0;
+        let constraint = grammars.start_while(&grammar.grammar, &waits).map_err(|error| problem(error.to_string()))?;
+        match constraint.warnings() {
+            [first, ..] if grammar.strict => Err(problem(format!("the schema can't be kept to the letter: {first}"))),
+            _ => Ok(constraint),
+        }
     }
 
     /// Returns a token's text and bytes; the bytes may be part of a character.
@@ -388,6 +531,13 @@ impl Service {
         let bytes = self.tokenizer.token_bytes(token);
         (String::from_utf8_lossy(&bytes).into_owned(), bytes)
     }
+}
+
+/// Returns an identifier of a model's files.
+fn fingerprint(model: &LoadedModel) -> String {
+    let digest = model.bundle().digest().to_string();
+    let digits = digest.rsplit(':').next().unwrap_or_default();
+    format!("fp_{}", &digits[..digits.len().min(10)])
 }
 
 /// Returns the events of a text up to its end.

@@ -9,9 +9,9 @@ use futures_util::stream::{self, Stream, StreamExt};
 use serde_json::{Value, json};
 
 use super::engine::{Ending, Event};
-use super::openai::{self, AnswerForm, Delta, Head, LogprobWriter};
+use super::openai::{self, AnswerForm, Delta, Head, Kind, LogprobWriter};
 use super::service::{Completion, Service, Times, events};
-use anec_runtime::tools::{self, CallReader};
+use anec_runtime::reasoning::{AnswerPart, AnswerReader};
 use anec_runtime::{Finish, TextDelta};
 
 /// Returns the parts of an answer. Dropping the stream drops the receivers and cancels the work.
@@ -19,25 +19,30 @@ pub fn parts(
     service: Arc<Service>,
     head: Head,
     form: AnswerForm,
-    answer: Completion,
+    answer: Vec<Completion>,
 ) -> impl Stream<Item = Result<Part, Infallible>> {
-    let count = answer.receivers.len();
-    let texts = answer.receivers.into_iter().enumerate();
+    let warnings = answer.iter().flat_map(|answer| answer.warnings.clone()).collect();
+    let prompt_tokens = answer.iter().map(|answer| answer.prompt.len()).sum();
+    let tokenize = answer.iter().map(|answer| answer.tokenize).sum();
+    let readers: Vec<_> =
+        answer.iter().flat_map(|answer| answer.receivers.iter().map(|_| answer.reader.clone())).collect();
+    let texts = answer.into_iter().flat_map(|answer| answer.receivers).enumerate();
     let events = texts.map(|(index, receiver)| events(receiver).map(move |event| (index, event)).boxed());
-    let text = |index| Text {
+    let text = |(index, reader)| Text {
         index,
-        first: true,
+        first: form.kind == Kind::Chat,
         likely: LogprobWriter::new(service.clone(), form.kind, form.logprobs),
-        calls: answer.calls.clone(),
+        reader,
         called: 0,
     };
     let mut writer = Writer {
-        texts: (0..count).map(text).collect(),
+        texts: readers.into_iter().enumerate().map(text).collect(),
         head,
         form,
         endings: Vec::new(),
-        prompt_tokens: answer.prompt.len(),
-        tokenize: answer.tokenize,
+        prompt_tokens,
+        tokenize,
+        warnings,
         over: false,
     };
     stream::select_all(events)
@@ -50,11 +55,11 @@ pub fn parts(
 /// Text in progress.
 struct Text {
     index: usize,
-    /// Whether nothing was sent yet.
+    /// Whether the role hasn't been sent yet.
     first: bool,
     likely: LogprobWriter,
-    /// Parser of function calls, if functions were offered.
-    calls: Option<CallReader>,
+    /// Parser of the parts of an answer to a conversation.
+    reader: Option<AnswerReader>,
     /// Number of calls so far.
     called: usize,
 }
@@ -63,41 +68,47 @@ impl Text {
     /// Returns the choices of a delta; empty if it adds nothing.
     fn delta(&mut self, head: &Head, delta: &TextDelta) -> Vec<Value> {
         let mut likely = self.likely.of(&delta.tokens);
-        let parts = match &mut self.calls {
+        let parts = match &mut self.reader {
             Some(reader) => reader.push(&delta.text),
             None if delta.text.is_empty() => Vec::new(),
-            None => vec![tools::ToolTextPart::Text(delta.text.clone())],
+            None => vec![AnswerPart::Text(delta.text.clone())],
         };
-        let mut choices: Vec<Value> = parts.iter().map(|part| self.part(head, part, likely.take())).collect();
-        // a token's text may be incomplete while its role and log-probability are known
-        if choices.is_empty() && (self.first || (!likely.is_null() && !delta.tokens.is_empty())) {
-            choices.push(self.choice(head, Delta::Text(""), likely));
+        let mut choices = self.role(head);
+        let role = choices.len();
+        choices.extend(parts.iter().map(|part| self.part(head, part, likely.take())).collect::<Vec<_>>());
+        // a token's text may be incomplete while its log-probability is known
+        if choices.len() == role && !likely.is_null() && !delta.tokens.is_empty() {
+            choices.push(openai::delta(head, self.index, Delta::Text(""), likely));
         }
         choices
+    }
+
+    /// Returns the choice with the role, once.
+    fn role(&mut self, head: &Head) -> Vec<Value> {
+        let first = std::mem::take(&mut self.first);
+        first.then(|| openai::delta(head, self.index, Delta::Role, Value::Null)).into_iter().collect()
     }
 
     /// Returns the choices of the text's end.
     fn end(&mut self, head: &Head, finish: Finish) -> Vec<Value> {
-        let parts = self.calls.as_mut().map(CallReader::finish).unwrap_or_default();
-        let mut choices: Vec<Value> = parts.iter().map(|part| self.part(head, part, Value::Null)).collect();
+        let parts = self.reader.as_mut().map(AnswerReader::finish).unwrap_or_default();
+        let mut choices = self.role(head);
+        choices.extend(parts.iter().map(|part| self.part(head, part, Value::Null)).collect::<Vec<_>>());
         let reason = openai::finish_reason(finish, self.called > 0);
-        choices.push(self.choice(head, Delta::End(reason), Value::Null));
+        choices.push(openai::delta(head, self.index, Delta::End(reason), Value::Null));
         choices
     }
 
-    fn part(&mut self, head: &Head, part: &tools::ToolTextPart, likely: Value) -> Value {
-        match part {
-            tools::ToolTextPart::Text(text) => self.choice(head, Delta::Text(text), likely),
-            tools::ToolTextPart::Call(call) => {
-                let number = self.called;
+    fn part(&mut self, head: &Head, part: &AnswerPart, likely: Value) -> Value {
+        let delta = match part {
+            AnswerPart::Text(text) => Delta::Text(text),
+            AnswerPart::Reasoning(text) => Delta::Reasoning(text),
+            AnswerPart::Call(call) => {
                 self.called += 1;
-                self.choice(head, Delta::Call(call, number), likely)
+                Delta::Call(call, self.called - 1)
             }
-        }
-    }
-
-    fn choice(&mut self, head: &Head, delta: Delta, likely: Value) -> Value {
-        openai::delta(head, self.index, std::mem::take(&mut self.first), delta, likely)
+        };
+        openai::delta(head, self.index, delta, likely)
     }
 }
 
@@ -109,6 +120,7 @@ struct Writer {
     endings: Vec<Ending>,
     prompt_tokens: usize,
     tokenize: Duration,
+    warnings: Vec<String>,
     over: bool,
 }
 
@@ -143,6 +155,9 @@ impl Writer {
             let times = self.endings.first().map(|ending| Times::of(ending, self.tokenize));
             if let Some(last) = parts.last_mut() {
                 last["anec"] = json!(times);
+                if !self.warnings.is_empty() {
+                    last["anec"]["warnings"] = json!(self.warnings);
+                }
             }
             if self.form.include_usage {
                 let mut part = self.head.chunk(Vec::new());

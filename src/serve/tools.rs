@@ -5,7 +5,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use serde_json::{Value as Json, json};
 
 use super::error::ServeError;
-use anec_runtime::tools::{CallReader, CallSyntax, ToolCall, ToolFunction, ToolTextPart};
+use anec_runtime::reasoning::{AnswerPart, AnswerReader};
+use anec_runtime::tools::{CallReader, CallSyntax, ToolCall, ToolFunction};
 use anec_runtime::{Grammar, Tokenizer};
 
 /// Functions offered by a request.
@@ -50,6 +51,11 @@ impl Tools {
             }
         };
         Ok((!functions.is_empty()).then_some(Tools { functions, required, parallel }))
+    }
+
+    /// Returns whether the answer must be a call.
+    pub fn is_required(&self) -> bool {
+        self.required
     }
 
     /// Returns the parser of calls in the model's syntax.
@@ -100,17 +106,29 @@ pub fn call(call: &ToolCall, answer: &str, index: usize, number: usize) -> Json 
     json!({"id": id, "type": "function", "function": {"name": call.name, "arguments": arguments}})
 }
 
-/// Splits a whole answer into text and calls.
-pub fn divide(mut reader: CallReader, text: &str) -> (String, Vec<ToolCall>) {
-    let (mut content, mut calls) = (String::new(), Vec::new());
-    let parts = reader.push(text);
-    for part in parts.into_iter().chain(reader.finish()) {
+/// Parts of a whole answer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Parts {
+    /// Text without reasoning and calls.
+    pub text: String,
+    /// Reasoning before the text, if the model marks it.
+    pub reasoning: Option<String>,
+    /// Function calls.
+    pub calls: Vec<ToolCall>,
+}
+
+/// Splits a whole answer into its parts.
+pub fn divide(mut reader: AnswerReader, text: &str) -> Parts {
+    let mut parts = Parts::default();
+    let read = reader.push(text);
+    for part in read.into_iter().chain(reader.finish()) {
         match part {
-            ToolTextPart::Text(text) => content.push_str(&text),
-            ToolTextPart::Call(call) => calls.push(call),
+            AnswerPart::Text(text) => parts.text.push_str(&text),
+            AnswerPart::Reasoning(text) => parts.reasoning.get_or_insert_default().push_str(&text),
+            AnswerPart::Call(call) => parts.calls.push(call),
         }
     }
-    (content, calls)
+    parts
 }
 
 #[cfg(test)]
