@@ -209,10 +209,10 @@ fn what_cannot_be_calibrated_says_so() {
         stderr
     };
     let both_ways = refused("privacy_filter-plain", &[]);
-    assert!(both_ways.contains("a model that looks at texts in both directions can't be calibrated"), "{both_ways}");
+    assert!(both_ways.contains("a bidirectional model can't be calibrated"), "{both_ways}");
     // it has no predictions that formats could change
     let vectors = refused("../encoders/qwen3-embedding", &["quant.plan.bits=6"]);
     assert!(vectors.contains("predictions of the next token, and the model makes none"), "{vectors}");
     let routers = refused("zaya-default", &["context=64"]);
-    assert!(routers.contains("a model whose routers pass on what they gather can't be calibrated"), "{routers}");
+    assert!(routers.contains("a model whose routers pass state between layers can't be calibrated"), "{routers}");
 }

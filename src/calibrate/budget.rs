@@ -1,38 +1,38 @@
-//! The best formats under a budget: of every group of weights one, so that they lose least together, or take the fewest
-//! bytes (the multiple-choice knapsack, exactly, in bytes rounded up to units).
+//! Choice of formats under a budget: one format per group of weights, with the least total loss or the fewest bytes.
+//! This is the multiple-choice knapsack problem, solved exactly in bytes rounded up to units:
 //!
 //! `least(g, b) = min over formats f of group g: loss(g, f) + least(g - 1, b - bytes(g, f))`
 
-/// What a format of a group costs.
+/// Cost of a format for a group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// What is lost by it.
+    /// Loss.
     pub loss: f64,
 }
 
 impl Cost {
-    /// Whether the model still computes numbers with it.
+    /// Whether the model computes finite numbers with this format.
     fn is_usable(&self) -> bool {
         self.loss < f64::MAX
     }
 }
 
-/// What is to be kept within.
+/// Limit to keep.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Limit {
-    /// Bytes, at most; then the least loss.
+    /// Maximum number of bytes, at the least loss.
     Bytes(u64),
-    /// Loss, at most; then the fewest bytes.
+    /// Maximum loss, at the fewest bytes.
     Loss(f64),
 }
 
-/// Units that the bytes of all groups together are divided into: a plan can waste one of them for each group.
+/// Number of units that the total of bytes is divided into; a plan can waste one unit per group.
 const UNITS: u64 = 1 << 16;
 
-/// The format of each group, by its place in the list; nothing where none keep within the limit. Of equally good ones the
-/// first is taken.
+/// Returns the index of each group's format, or `None` if no choice keeps the limit. The first of equally good formats
+/// is taken.
 pub fn choose(groups: &[Vec<Cost>], limit: Limit) -> Option<Vec<usize>> {
     let most: u64 = groups.iter().map(|costs| costs.iter().map(|cost| cost.bytes).max().unwrap_or(0)).sum();
     let all = match limit {
@@ -40,7 +40,7 @@ pub fn choose(groups: &[Vec<Cost>], limit: Limit) -> Option<Vec<usize>> {
         Limit::Loss(_) => most,
     };
     let unit = most.div_ceil(UNITS).max(1);
-    // rounding up each group's bytes keeps what was asked for, and takes room for that where all are wanted
+    // rounding up each group's bytes keeps the limit; without one, it needs extra room
     let room = match limit {
         Limit::Bytes(_) if all < most => (all / unit) as usize,
         _ => (all / unit) as usize + groups.len() + 1,
@@ -64,7 +64,7 @@ pub fn choose(groups: &[Vec<Cost>], limit: Limit) -> Option<Vec<usize>> {
         picks.push(pick);
     }
     let mut at = match limit {
-        // what is rounded up doesn't fit; what takes least, as it is, may
+        // rounded-up sizes don't fit, but the exact sizes of the smallest formats may
         Limit::Bytes(bytes) if !least[room].is_finite() => {
             let fits = |chosen: &Vec<usize>| {
                 groups.iter().zip(chosen).map(|(costs, index)| costs[*index].bytes).sum::<u64>() <= bytes
@@ -72,7 +72,7 @@ pub fn choose(groups: &[Vec<Cost>], limit: Limit) -> Option<Vec<usize>> {
             return smallest(groups).filter(fits);
         }
         Limit::Bytes(_) => Some(room),
-        // sums of equal terms are equal but for their rounding
+        // tolerance for the rounding of sums
         Limit::Loss(loss) => (0..=room).find(|at| least[*at] <= loss * (1.0 + 1e-12)),
     }?;
     let mut chosen = Vec::with_capacity(groups.len());
@@ -85,7 +85,7 @@ pub fn choose(groups: &[Vec<Cost>], limit: Limit) -> Option<Vec<usize>> {
     Some(chosen)
 }
 
-/// The smallest format of each group that doesn't lose everything; nothing where a group has none.
+/// Returns each group's smallest usable format, or `None` if a group has none.
 pub fn smallest(groups: &[Vec<Cost>]) -> Option<Vec<usize>> {
     let least = |costs: &Vec<Cost>| {
         let usable = (0..costs.len()).filter(|index| costs[*index].is_usable());
@@ -102,7 +102,7 @@ mod tests {
         Cost { bytes, loss }
     }
 
-    /// Of all choices the best.
+    /// Exhaustive search.
     fn by_trial(groups: &[Vec<Cost>], limit: Limit) -> Option<(f64, u64)> {
         let mut sums = vec![(0.0, 0)];
         for costs in groups {
@@ -140,8 +140,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sensitive_keeps_its_bytes_and_large_models_fit() {
-        // the second group loses a hundred times as much
+    fn sensitive_groups_keep_their_bytes_and_large_models_fit() {
+        // the second group is a hundred times more sensitive
         let groups: Vec<Vec<Cost>> = [0.01, 1.0, 0.01]
             .map(|loss| vec![cost(8_000_000_001, 0.0), cost(4_000_000_001, loss), cost(2_000_000_001, 4.0 * loss)])
             .to_vec();
@@ -150,10 +150,10 @@ mod tests {
         assert_eq!(choose(&groups, Limit::Bytes(u64::MAX)), Some(vec![0, 0, 0]));
         assert_eq!(choose(&groups, Limit::Bytes(5_000_000_000)), None);
         assert_eq!(choose(&[], Limit::Bytes(1)), Some(vec![]));
-        // what the smallest formats take is enough for them, to the byte
+        // the sizes of the smallest formats are an exact limit
         assert_eq!(choose(&groups, Limit::Bytes(6_000_000_003)), Some(vec![2, 2, 2]));
         assert_eq!(choose(&groups, Limit::Bytes(6_000_000_002)), None);
-        // a format that breaks the model isn't chosen, however small
+        // formats that break the model are never chosen, however small
         for count in [1, 2] {
             let broken = vec![vec![cost(8, 0.1), cost(1, f64::MAX)]; count];
             assert_eq!(choose(&broken, Limit::Bytes(16)), Some(vec![0; count]));

@@ -1,4 +1,4 @@
-//! Codes, in files: a byte for each element of a weight, row-major, and beside them scales in fp16 that go with them.
+//! Chosen codes, kept in files: one byte per element of a weight, row-major, with fp16 scales in a file beside it.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -13,46 +13,46 @@ use anec_quant::{ChosenCodes, CodedWeight, ErrorFeedback, Inputs};
 use half::f16;
 use ndarray::{ArrayView1, Axis, Slice};
 
-use super::tap::QuantTarget;
+use super::observed::QuantTarget;
 
-/// Elements of a weight that are read at a time.
+/// Number of elements of a weight that are read at a time.
 const AT_A_TIME: u64 = 1 << 23;
 
-/// Codes of weights, by their keys and output channels.
+/// Codes of weights, by key and number of output channels.
 pub struct Codes {
     folder: PathBuf,
-    /// The number of each weight's file.
+    /// Number of each weight's file.
     files: BTreeMap<(String, u64), usize>,
-    /// Second moments of the inputs, by the same numbers.
+    /// Second moments of the inputs, by file number.
     moments: Vec<Vec<f32>>,
     bytes: u64,
 }
 
-/// A weight whose codes are being chosen: its scales or palettes, which are those that it gets whatever its codes are.
-pub struct Draft<'a> {
+/// Weight whose codes are being chosen, with scales or palettes that don't depend on the codes.
+pub struct WeightCodes<'a> {
     target: &'a QuantTarget,
     grids: Arc<CodedWeight>,
     path: PathBuf,
 }
 
-impl Draft<'_> {
-    /// The weight.
+impl WeightCodes<'_> {
+    /// Returns the weight.
     pub fn target(&self) -> &QuantTarget {
         self.target
     }
 }
 
 impl Codes {
-    /// No codes yet, in a folder.
+    /// Creates `folder` for codes.
     ///
     /// # Errors
-    /// When it can't be made.
+    /// Returns an error if the folder can't be created.
     pub fn new(folder: PathBuf) -> Result<Self> {
         std::fs::create_dir_all(&folder).map_err(FileError::of(&folder, "create"))?;
         Ok(Codes { folder, files: BTreeMap::new(), moments: Vec::new(), bytes: 0 })
     }
 
-    /// Weights with the second moments of their inputs, in the order of their files.
+    /// Returns keys, output channels and second moments of all weights, in the order of their files.
     pub fn weights(&self) -> Vec<(&str, u64, &[f32])> {
         let mut weights: Vec<_> = self.files.iter().map(|((key, channels), file)| (*file, key, *channels)).collect();
         weights.sort_unstable();
@@ -62,14 +62,14 @@ impl Codes {
             .collect()
     }
 
-    /// Adds a weight whose codes an earlier run has written, after all others; nothing if it is there.
+    /// Adds a weight whose codes an earlier run has written, after all others. Returns `None` if it is already there.
     pub fn restore(&mut self, key: String, channels: u64, moments: Vec<f32>) -> Option<()> {
         let file = self.moments.len();
         self.moments.push(moments);
         self.files.insert((key, channels), file).is_none().then_some(())
     }
 
-    /// Says how many bytes of codes an earlier run has written.
+    /// Sets the number of bytes of codes that an earlier run has written.
     pub fn restore_bytes(&mut self, bytes: u64) {
         self.bytes = bytes;
     }
@@ -82,12 +82,12 @@ impl Codes {
         self.files.get(&(key.to_owned(), channels)).copied()
     }
 
-    /// Weights that codes were chosen for.
+    /// Number of weights with chosen codes.
     pub fn count(&self) -> usize {
         self.files.len()
     }
 
-    /// Bytes of all codes.
+    /// Size of all codes in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -97,38 +97,38 @@ impl Codes {
         self.file_of(key, channels).is_some()
     }
 
-    /// Begins a weight, whose input channels have these second moments.
-    pub fn begin<'a>(&mut self, target: &'a QuantTarget, moments: &[f32]) -> Draft<'a> {
+    /// Begins a weight whose input channels have the given second moments.
+    pub fn begin<'a>(&mut self, target: &'a QuantTarget, moments: &[f32]) -> WeightCodes<'a> {
         let next = self.files.len();
         let file = *self.files.entry((target.key.clone(), target.channels)).or_insert(next);
         self.moments.resize(self.files.len(), Vec::new());
         self.moments[file] = moments.to_vec();
         let weight = target.weight.clone();
         let grids = CodedWeight::with_inputs(weight, target.format, Overflow::Saturate, None, Inputs::Moments(moments));
-        Draft { target, grids, path: self.path(file) }
+        WeightCodes { target, grids, path: self.path(file) }
     }
 
-    /// Chooses the codes of a part of a weight. Parts come once each, in any order.
+    /// Chooses the codes of a part of a weight. Parts may come in any order, each once.
     ///
     /// # Errors
-    /// When the weight can't be read or the codes not be written.
+    /// Returns an error if the weight can't be read or the codes can't be written.
     pub fn choose(
         &mut self,
-        draft: &Draft<'_>,
+        weight_codes: &WeightCodes<'_>,
         rows: Range<u64>,
         columns: Range<u64>,
         feedback: &ErrorFeedback,
     ) -> Result<()> {
-        let weight = &draft.target.weight;
+        let weight = &weight_codes.target.weight;
         let width = weight.columns();
         let at_a_time = (AT_A_TIME / width.max(1)).max(1);
         let own = Slice::from(columns.start as usize..columns.end as usize);
-        let mut out = Written::open(&draft.path)?;
+        let mut out = PartFile::open(&weight_codes.path)?;
         let mut of_scales = None;
         let mut values = Vec::new();
         for first in rows.clone().step_by(at_a_time as usize) {
             let end = rows.end.min(first + at_a_time);
-            let chosen = draft.grids.with_grids(first..end, &mut values, |rows, grids| {
+            let chosen = weight_codes.grids.with_grids(first..end, &mut values, |rows, grids| {
                 feedback.codes(rows.slice_axis(Axis(1), own), grids, columns.start as usize)
             })?;
             out.rows(first, columns.start, width, chosen.codes.rows().into_iter().map(|row| row.to_vec()))?;
@@ -137,7 +137,7 @@ impl Codes {
                 let block = (columns.end - columns.start) / scales.ncols().max(1) as u64;
                 let file = match &mut of_scales {
                     Some(file) => file,
-                    none => none.insert(Written::open(&scales_of(&draft.path))?),
+                    none => none.insert(PartFile::open(&scales_of(&weight_codes.path))?),
                 };
                 let bytes = |row: ArrayView1<'_, f16>| row.iter().flat_map(|scale| scale.to_le_bytes()).collect();
                 file.rows(
@@ -154,28 +154,28 @@ impl Codes {
     }
 }
 
-/// The file of the scales that go with codes.
+/// Returns the path of the scales that belong to codes.
 fn scales_of(codes: &Path) -> PathBuf {
     codes.with_extension("scales")
 }
 
-/// A file that is written in parts.
-struct Written {
+/// File that is written in parts.
+struct PartFile {
     path: PathBuf,
     file: BufWriter<File>,
 }
 
-impl Written {
+impl PartFile {
     fn open(path: &Path) -> Result<Self> {
         let mut options = OpenOptions::new();
         let file = options.write(true).create(true).truncate(false).open(path);
-        Ok(Written { path: path.to_owned(), file: BufWriter::new(file.map_err(FileError::of(path, "create"))?) })
+        Ok(PartFile { path: path.to_owned(), file: BufWriter::new(file.map_err(FileError::of(path, "create"))?) })
     }
 
-    /// Bytes of rows that follow each other, from byte `start` of each on, where a whole row has `width`.
+    /// Writes consecutive rows, each from byte `start` of the row on; a whole row has `width` bytes.
     fn rows(&mut self, first: u64, start: u64, width: u64, rows: impl Iterator<Item = Vec<u8>>) -> Result<()> {
         for (row, bytes) in (first..).zip(rows) {
-            // rows that are whole follow each other
+            // whole rows are contiguous
             if row == first || bytes.len() as u64 != width {
                 let place = SeekFrom::Start(row * width + start);
                 self.file.seek(place).map_err(FileError::of(&self.path, "write"))?;

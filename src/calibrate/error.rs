@@ -1,49 +1,47 @@
-//! Why a model can't be calibrated.
+//! Errors of calibration.
 
 use std::path::PathBuf;
 
 use anec_base::{Diagnostic, Fault};
 use anec_quant::QuantError;
 
-/// Why a model can't be calibrated.
+/// Error of calibrating a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CalibrateError {
-    /// It isn't a model that a text runs through from left to right.
-    #[error("`quant.{0}`: a model that looks at texts in both directions can't be calibrated")]
+    /// Model that isn't causal.
+    #[error("`quant.{0}`: a bidirectional model can't be calibrated")]
     Bidirectional(&'static str),
-    /// It gives vectors.
-    #[error("`quant.plan`: what formats cost is measured by predictions of the next token, and the model makes none")]
+    /// Model without predictions, such as an embedding model.
+    #[error("`quant.plan`: losses are measured on next-token predictions, and the model makes none")]
     NoPredictions,
-    /// Layers pass more to each other than hidden states.
-    #[error("`quant.{0}`: a model whose routers pass on what they gather can't be calibrated")]
+    /// Model whose layers exchange more than hidden states.
+    #[error("`quant.{0}`: a model whose routers pass state between layers can't be calibrated")]
     Router(&'static str),
-    /// No formats of those that there are keep within the budget.
-    #[error("`quant.plan.{key}`: {asked} is less than the formats allow, expected at least {least}")]
+    /// Budget that no choice of formats keeps.
+    #[error("`quant.plan.{key}`: {asked} is below the minimum of the formats, expected at least {least}")]
     Budget {
-        /// The budget's key.
+        /// Key of the budget.
         key: &'static str,
-        /// What was asked for.
+        /// Requested budget.
         asked: f64,
-        /// What the formats allow.
+        /// Least budget that the formats allow.
         least: f64,
     },
-    /// Every projection has a format already.
-    #[error(
-        "`quant.plan`: `quant.overrides` and `quant.layers` name every projection, so that nothing is left to choose"
-    )]
+    /// Manifest that names a format for every projection.
+    #[error("`quant.plan`: `quant.overrides` and `quant.layers` already set the format of every projection")]
     NothingToChoose,
-    /// The text has no tokens.
-    #[error("calibration text {}: it has no tokens", .0.display())]
+    /// Calibration text without tokens.
+    #[error("calibration text {}: no tokens found", .0.display())]
     NoTokens(PathBuf),
     /// Inputs that aren't finite.
     #[error("calibration, {package}: inputs `{value}`: {error}")]
     Moments {
-        /// The package.
+        /// Name of the package.
         package: String,
-        /// The value.
+        /// Name of the value.
         value: String,
-        /// What is wrong.
+        /// Cause.
         error: QuantError,
     },
 }
@@ -65,16 +63,16 @@ impl Diagnostic for CalibrateError {
         match self {
             CalibrateError::Bidirectional(key) | CalibrateError::Router(key) => {
                 let key = key.split(':').next().unwrap_or(key);
-                Some(format!("leave `quant.{key}` out"))
+                Some(format!("remove `quant.{key}`"))
             }
             CalibrateError::NoPredictions => {
-                Some("leave it out, and say by `quant.overrides` or `quant.layers` which formats weights get".into())
+                Some("remove it and set formats in `quant.overrides` or `quant.layers`".into())
             }
             CalibrateError::Budget { .. } => {
-                Some("ask for that, or let `anec quant` show what each format costs".into())
+                Some("raise the budget to that, or run `anec quant` to see the cost of each format".into())
             }
-            CalibrateError::NothingToChoose => Some("remove overrides, or the plan".into()),
-            CalibrateError::NoTokens(_) => Some("name another text, or leave `calibration.text` at builtin".into()),
+            CalibrateError::NothingToChoose => Some("remove some of them, or the plan".into()),
+            CalibrateError::NoTokens(_) => Some("set another `calibration.text`, or `builtin`".into()),
             CalibrateError::Moments { error, .. } => error.help(),
         }
     }

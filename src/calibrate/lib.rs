@@ -1,10 +1,10 @@
-//! Calibration: a text runs through the model, layer by layer, and the codes of its weights are chosen by what their inputs
-//! are ([`anec_quant::feedback`]).
+//! Calibration: runs a text through the model, layer by layer, and chooses the codes of each weight by its inputs
+//! ([`anec_quant::feedback`]).
 //!
-//! The model is that of the source, not quantized, in f32, as packages of one layer each. Of every projection the second
-//! moments of its inputs are summed up, `Σ xᵀx` over the tokens; the codes of its weights are chosen at once and written
-//! to a file, and the moments forgotten before the next layer is run. What stays in memory is the hidden states of the
-//! text, and the moments of one layer.
+//! The model is the source's, unquantized, in f32, as packages of one layer each. For every projection the second
+//! moments of the inputs, `Σ xᵀx` over the tokens, are added up. The codes of its weights are then chosen and written
+//! to a file, and the moments are freed before the next layer runs. Only the hidden states of the text and the moments
+//! of one layer stay in memory.
 //!
 //! ```
 //! use anec_base::Progress;
@@ -19,19 +19,19 @@
 //! # Ok::<(), anec_base::Error>(())
 //! ```
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
-//! | [`text`] | the tokens |
-//! | `tap` | which value of a function is the input of which weights |
+//! | [`text`] | calibration tokens |
+//! | `observed` | values of a function that are inputs of weights |
 //! | `moments` | second moments |
-//! | `watch` | a backend that adds up the moments of what it runs |
-//! | `codes` | the codes, in files |
-//! | `journal` | what an interrupted calibration has finished |
-//! | `plain` | the model as it is not quantized, in packages of one layer |
-//! | [`sensitivity`] | what the model loses by each number format of each role and layer |
-//! | `patched` | a backend one of whose functions is another |
-//! | `budget` | the best formats under a budget |
-//! | [`plan`] | a manifest with these formats |
+//! | `moment_log` | second moments of observed values, added up as functions run |
+//! | `codes` | chosen codes, in files |
+//! | `journal` | progress of a calibration, for resuming |
+//! | `unquantized` | the model without quantization, in packages of one layer |
+//! | [`sensitivity`] | loss by each number format of each role and layer |
+//! | `substitute` | a backend that can replace one function by another |
+//! | `budget` | choice of formats under a budget |
+//! | [`plan`] | a manifest with the chosen formats |
 
 #![forbid(unsafe_code)]
 
@@ -39,14 +39,14 @@ mod budget;
 mod codes;
 mod error;
 mod journal;
+mod moment_log;
 mod moments;
-mod patched;
-mod plain;
+mod observed;
 pub mod plan;
 pub mod sensitivity;
-mod tap;
+mod substitute;
 pub mod text;
-mod watch;
+mod unquantized;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -67,32 +67,33 @@ use anec_runtime::{
     Chunking, CpuBackend, Hidden, HiddenFrame, HostTables, InterceptedBackend, LoadedModel, PackageStore,
 };
 
-use codes::{Codes, Draft};
+use codes::{Codes, WeightCodes};
 pub use error::CalibrateError;
-use journal::{CalibrationJournal, Standing};
+use journal::{CalibrationJournal, CalibrationProgress};
+use moment_log::MomentLog;
 use moments::SecondMoments;
-use plain::{PlainModel, WINDOW};
+use observed::{ObservedInput, ObservedTokens, QuantTarget, targets};
 pub use plan::Planned;
 pub use sensitivity::Sensitivities;
-use tap::{QuantTarget, Tap, TapTokens, targets};
-use watch::MomentLog;
+use unquantized::{UnquantizedModel, WINDOW};
 
-/// The codes that a manifest's calibration text chooses. `scratch` is a folder for the model's weights and the codes, which
-/// are read from there until the conversion is over: an empty one, or that of an interrupted run with the same manifest and
-/// source, which goes on then.
+/// Chooses codes by a manifest's calibration text. `scratch` is a folder for the model's weights and the codes, which
+/// are read from there until the conversion ends. It must be empty, or left by an interrupted run with the same
+/// manifest and source, which is then resumed.
 ///
 /// # Errors
-/// When the source can't be converted, the text can't be read, or a function fails.
+/// Returns an error if the source can't be converted, the text can't be read, or a function fails.
 pub fn calibrate(manifest: &Manifest, scratch: &Path, progress: &Progress) -> Result<Chosen> {
     let begin = Instant::now();
     if open(manifest)?.model.facts().is_bidirectional() {
         return Err(CalibrateError::Bidirectional("feedback: gptq").into());
     }
-    let plain = PlainModel::new(manifest, scratch, progress)?;
-    let PlainModel { opened, plan, bundle, folder, host } = &plain;
+    let plain = UnquantizedModel::new(manifest, scratch, progress)?;
+    let UnquantizedModel { opened, plan, bundle, folder, host } = &plain;
     let texts = text::windows_and_starts(&manifest.calibration, bundle, folder, WINDOW as usize)?;
     let hidden = texts.iter().map(|tokens| plain.embedded(tokens)).collect::<Result<_>>()?;
-    let (mut journal, Standing { hidden, codes, most_moments }) = CalibrationJournal::open(scratch, &texts, hidden)?;
+    let (mut journal, CalibrationProgress { hidden, codes, most_moments }) =
+        CalibrationJournal::open(scratch, &texts, hidden)?;
     let (model, form, host) = (&*opened.model, &plan.form, host.clone());
     let mut run = Run { model, form, bundle, folder, host, codes, hidden, most_moments };
     let tokens: u64 = texts.iter().map(|tokens| tokens.len() as u64).sum();
@@ -125,17 +126,17 @@ pub fn calibrate(manifest: &Manifest, scratch: &Path, progress: &Progress) -> Re
         hidden_bytes: 4 * tokens * bundle.model.hidden_size,
         scratch_bytes: weights + bundle.host.file.bytes + run.codes.bytes(),
     };
-    progress.note(&format!("{tokens} tokens chose the codes of {} weights in {:.0} s", report.weights, report.seconds));
+    progress.note(&format!("calibrated {} weights on {tokens} tokens in {:.0} s", report.weights, report.seconds));
     Ok(Chosen { codes: Box::new(run.codes), report })
 }
 
-/// A package whose inputs are looked at.
+/// Package whose inputs are observed.
 struct Job<'a> {
     package: &'a PackagePlan,
     function: Function,
     inputs: Vec<Port>,
-    taps: Vec<Tap<'a>>,
-    /// Multiplications, in the order of magnitude: what progress is measured by.
+    observed: Vec<ObservedInput<'a>>,
+    /// Approximate number of multiplications, the measure of progress.
     cost: f64,
 }
 
@@ -146,65 +147,65 @@ struct Run<'a> {
     folder: &'a Path,
     host: Arc<HostTables>,
     codes: Codes,
-    /// The hidden states of each window, `[tokens, hidden_size]`, before the layer that comes next.
+    /// Hidden states of each window, `[tokens, hidden_size]`, at the entry of the next layer.
     hidden: Vec<Vec<f32>>,
     most_moments: u64,
 }
 
 impl Run<'_> {
-    /// What is to be done for a package: the weights whose inputs are seen in it.
+    /// Returns the job of a package: the weights whose inputs it computes.
     fn job<'a>(&self, package: &'a PackagePlan, targets: &'a [QuantTarget], tokens: u64) -> Result<Job<'a>> {
-        let (graph, emitted) = tap::built(self.model, self.form, &package.functions[0])?;
+        let (graph, emitted) = observed::built(self.model, self.form, &package.functions[0])?;
         let (head, experts) = match package.stage {
             Stage::Layers { first, .. } => (false, self.model.experts(first).map(|experts| experts.count as usize)),
             Stage::FeedForward { .. } | Stage::Experts { .. } => (false, None),
             Stage::Head { .. } => (true, None),
         };
-        let taps = tap::taps(&graph.function, &emitted, head, experts, targets);
-        let cost = taps.iter().map(|tap| tap.cost(tokens)).sum::<f64>() + 1.0;
-        Ok(Job { package, function: graph.function, inputs: graph.inputs, taps, cost })
+        let observed = observed::inputs(&graph.function, &emitted, head, experts, targets);
+        let cost = observed.iter().map(|input| input.cost(tokens)).sum::<f64>() + 1.0;
+        Ok(Job { package, function: graph.function, inputs: graph.inputs, observed, cost })
     }
 
     /// Runs the text through a package and chooses the codes of its weights.
     fn part(&mut self, part: usize, job: &Job<'_>) -> Result<()> {
-        let log = MomentLog::new(&job.taps);
+        let log = MomentLog::new(&job.observed);
         match job.package.stage {
             Stage::Layers { end, .. } => self.layers(part, end, &log)?,
-            // a model that is calibrated has no such packages
+            // calibrated models have no such packages
             Stage::FeedForward { .. } | Stage::Experts { .. } => {}
             Stage::Head { .. } => self.head(job, &log)?,
         }
         let all = log.take();
         let together: u64 = all.iter().flatten().map(SecondMoments::bytes).sum();
-        // the matrix that is factorized is in f64, its factor in f32
+        // the matrix being factorized is f64, its factor f32
         let largest = all.iter().flatten().map(|moments| 3 * moments.bytes()).max();
         self.most_moments = self.most_moments.max(together + largest.unwrap_or(0));
-        for (tap, moments) in job.taps.iter().zip(all) {
+        for (input, moments) in job.observed.iter().zip(all) {
             let parts = moments.len() as u64;
-            let of_channels = tap.of_channels(&moments);
-            let drafts: Vec<Draft<'_>> =
-                tap.targets.iter().map(|target| self.codes.begin(target, &of_channels)).collect();
+            let of_channels = input.of_channels(&moments);
+            let weight_codes: Vec<WeightCodes<'_>> =
+                input.targets.iter().map(|target| self.codes.begin(target, &of_channels)).collect();
             for (part, moments) in moments.into_iter().enumerate() {
                 let share = |whole: u64| whole / parts * part as u64..whole / parts * (part as u64 + 1);
-                let damping = |draft: &Draft<'_>| {
-                    Damping::of(moments.sums().nrows(), moments.tokens(), draft.target().format.weights.bits())
+                let damping = |weight_codes: &WeightCodes<'_>| {
+                    Damping::of(moments.sums().nrows(), moments.tokens(), weight_codes.target().format.weights.bits())
                 };
-                for alike in drafts.chunk_by(|a, b| damping(a) == damping(b)) {
+                for alike in weight_codes.chunk_by(|a, b| damping(a) == damping(b)) {
                     let feedback = ErrorFeedback::of(moments.sums(), damping(&alike[0]));
                     let feedback = feedback.map_err(|error| CalibrateError::Moments {
                         package: job.package.name.clone(),
-                        value: tap.value.clone(),
+                        value: input.value.clone(),
                         error,
                     })?;
-                    for draft in alike {
-                        let target = draft.target();
+                    for weight_codes in alike {
+                        let target = weight_codes.target();
                         let (mut rows, mut columns) = (0..target.channels, 0..target.weight.columns());
-                        match tap.tokens {
-                            TapTokens::All => {}
-                            TapTokens::Before { .. } => rows = share(rows.end),
-                            TapTokens::Inside { .. } => columns = share(columns.end),
+                        match input.tokens {
+                            ObservedTokens::All => {}
+                            ObservedTokens::Before { .. } => rows = share(rows.end),
+                            ObservedTokens::Inside { .. } => columns = share(columns.end),
                         }
-                        self.codes.choose(draft, rows, columns, &feedback)?;
+                        self.codes.choose(weight_codes, rows, columns, &feedback)?;
                     }
                 }
             }
@@ -212,12 +213,12 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The layers of a package, window by window.
+    /// Runs the layers of a package, window by window.
     fn layers(&mut self, part: usize, end: usize, log: &MomentLog) -> Result<()> {
-        // a model of its own, whose weights are given up after it
+        // a separate model, whose weights are freed after the package
         let programs = PackageStore::of(self.bundle, self.folder);
         let log = log.clone();
-        let observer = Arc::new(move |_, name: &str, tensor: &Tensor| log.see(name, tensor));
+        let observer = Arc::new(move |_, name: &str, tensor: &Tensor| log.add(name, tensor));
         let backend = InterceptedBackend::observed(Arc::new(CpuBackend::new(programs, Precision::F32)), observer);
         let model = LoadedModel::new(self.bundle.clone(), self.folder, self.host.clone(), Box::new(backend))?;
         let width = self.bundle.model.hidden_size as usize;
@@ -232,11 +233,11 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The head, as far as its projection: logits are nobody's question.
+    /// Runs the head up to its projection; logits aren't needed.
     fn head(&self, job: &Job<'_>, log: &MomentLog) -> Result<()> {
-        let Some(tap) = job.taps.first() else { return Ok(()) };
+        let Some(input) = job.observed.first() else { return Ok(()) };
         let head = Executable::compile(
-            &tap::up_to(&job.function, &tap.value),
+            &observed::up_to(&job.function, &input.value),
             ExecOptions { precision: Precision::F32 },
             &WeightCache::new(),
         )?;
@@ -248,7 +249,7 @@ impl Run<'_> {
             let columns = (0..width * count).map(|i| rows[i % count * width + i / count]).collect();
             let tensor = shaped(input, shape_of(input, count as u64), columns)?;
             let outputs = head.run(&[(&input.name, &tensor)], &mut head.new_state())?;
-            outputs.iter().for_each(|(_, normed)| log.see(&tap.value, normed));
+            outputs.iter().for_each(|(_, normed)| log.add(&input.value, normed));
         }
         Ok(())
     }

@@ -4,20 +4,20 @@ use faer::linalg::matmul::triangular::{BlockStructure, matmul};
 use faer::{Accum, MatMut, MatRef, Par};
 use ndarray::{Array2, ArrayView2};
 
-/// Second moments, in f32; only their lower triangle is kept.
+/// Second moments in f32; only the lower triangle is kept.
 pub struct SecondMoments {
     sums: Array2<f32>,
     tokens: u64,
 }
 
 impl SecondMoments {
-    /// Of no token yet.
+    /// Returns moments without any tokens.
     pub fn new(channels: usize) -> Self {
         SecondMoments { sums: Array2::zeros((channels, channels)), tokens: 0 }
     }
 
-    /// Adds tokens: columns of `[channels, tokens]`, row-major, as the input of a 1x1 convolution has them in either
-    /// layout. What isn't whole rows is left out.
+    /// Adds tokens: columns of `[channels, tokens]`, row-major, the layout of a 1x1 convolution's input. Values of
+    /// another number of channels are ignored.
     pub fn add(&mut self, values: &[f32]) {
         let channels = self.sums.nrows();
         let tokens = values.len() / channels.max(1);
@@ -33,17 +33,17 @@ impl SecondMoments {
         matmul(sums, lower, Accum::Add, columns, whole, columns.transpose(), whole, 1.0, Par::rayon(0));
     }
 
-    /// The sums, `[channels, channels]`: zeros above the diagonal.
+    /// Sums, `[channels, channels]`; zero above the diagonal.
     pub fn sums(&self) -> ArrayView2<'_, f32> {
         self.sums.view()
     }
 
-    /// Tokens that had anything but zeros.
+    /// Number of tokens with a non-zero value.
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// Bytes that they take.
+    /// Size in bytes.
     pub fn bytes(&self) -> u64 {
         4 * self.sums.len() as u64
     }
@@ -54,9 +54,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_are_sums_over_tokens() {
+    fn moments_are_sums_over_tokens() {
         let mut moments = SecondMoments::new(3);
-        // two tokens, then one more: channels are rows
+        // two tokens, then one more; channels are rows
         moments.add(&[1.0, 2.0, 0.5, 0.0, -1.0, 3.0]);
         moments.add(&[2.0, 1.0, 0.0]);
         let tokens = [[1.0, 0.5, -1.0], [2.0, 0.0, 3.0], [2.0, 1.0, 0.0]];
@@ -68,7 +68,7 @@ mod tests {
         }
         moments.add(&[0.0, 0.0, 0.0]);
         assert_eq!(moments.tokens(), 3, "a token of zeros is none");
-        // what isn't of these channels is none of theirs
+        // values of another number of channels
         let before = moments.sums().to_owned();
         moments.add(&[9.0, 9.0]);
         assert_eq!(moments.sums(), before);

@@ -1,5 +1,5 @@
-//! A manifest whose roles and layers have the formats that lose least under its budget, by what was measured of each alone:
-//! errors of different weights hardly know of each other, so losses add up.
+//! Planned manifest: the formats per role and layer that lose least under a budget, by the loss of each alone. Errors
+//! of different weights hardly interact, so that losses add up.
 
 use std::collections::BTreeMap;
 
@@ -13,22 +13,22 @@ use super::CalibrateError;
 use super::budget::{Cost, Limit, choose, smallest};
 use super::sensitivity::{Sensitivities, as_planned};
 
-/// Turns at a limit of megabytes: what packages add to their weights depends a little on what was chosen.
+/// Number of attempts at a limit in megabytes, because package overhead depends slightly on the formats.
 const TURNS: usize = 4;
 
-/// A manifest without a plan, and why it says what it does.
+/// Manifest with the chosen formats, and the report of the choice.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Planned {
-    /// The manifest.
+    /// Manifest.
     pub manifest: Manifest,
-    /// Why.
+    /// Report of the choice.
     pub report: PlanReport,
 }
 
 /// Chooses formats under a budget.
 ///
 /// # Errors
-/// When no formats keep within it, or the source can't be opened.
+/// Returns [`CalibrateError::Budget`] if no formats keep the budget, or an error if the source can't be opened.
 pub fn plan(manifest: &Manifest, budget: QuantPlan, measured: &Sensitivities) -> Result<Planned> {
     let manifest = as_planned(manifest);
     let opened = open(&manifest)?;
@@ -58,7 +58,7 @@ pub fn plan(manifest: &Manifest, budget: QuantPlan, measured: &Sensitivities) ->
         }
         QuantPlan::Kl(nats) => {
             let least: f64 = costs.iter().map(|costs| costs.iter().map(|c| c.loss).fold(f64::INFINITY, f64::min)).sum();
-            // losses are far below one: three digits of them
+            // losses are far below 1: round to three digits
             let least = rounded_up(least, 2.0 - least.max(f64::MIN_POSITIVE).log10().floor());
             choose(&costs, Limit::Loss(nats)).ok_or(CalibrateError::Budget { key: "kl", asked: nats, least })?
         }
@@ -100,14 +100,14 @@ pub fn plan(manifest: &Manifest, budget: QuantPlan, measured: &Sensitivities) ->
     Ok(Planned { manifest, report })
 }
 
-/// To so many places, so that what is shown of it is enough.
+/// Rounds up to `places` decimal places, so that the displayed number suffices as a budget.
 fn rounded_up(number: f64, places: f64) -> f64 {
     let unit = 10f64.powf(places);
     (number * unit).ceil() / unit
 }
 
-/// What a manifest says of quantization with the chosen formats: of each role the most frequent one, and by layers those that
-/// differ.
+/// Returns the quantization settings for the chosen formats: the most frequent format of each role, and exceptions by
+/// layer.
 fn with_formats(quant: &Quant, groups: &[PlannedGroup], chosen: &[usize]) -> Quant {
     let mut by_role: BTreeMap<Role, Vec<(Option<usize>, QuantOverride)>> = BTreeMap::new();
     for (group, chosen) in groups.iter().zip(chosen) {
@@ -119,7 +119,7 @@ fn with_formats(quant: &Quant, groups: &[PlannedGroup], chosen: &[usize]) -> Qua
         let count = |format: &QuantOverride| formats.iter().filter(|(_, other)| other == format).count();
         let usual = formats.iter().map(|(_, format)| *format).reduce(|a, b| if count(&b) > count(&a) { b } else { a });
         let Some(usual) = usual else { continue };
-        // where layers are named already, the role itself isn't theirs to change
+        // a role that the manifest names for some layers keeps its own default
         let named = quant.layers.iter().any(|own| own.overrides.contains_key(&role));
         if !named {
             quant.overrides.insert(role, usual);
@@ -146,7 +146,7 @@ mod tests {
     use anec_convert::report::FormatCost;
 
     #[test]
-    fn a_manifest_says_by_layers_what_differs() {
+    fn exceptions_are_set_by_layer() {
         let group = |role, layer| {
             let formats = FORMATS.iter().map(|format| FormatCost { format: *format, bytes: 1, kl: 0.0 }).collect();
             PlannedGroup { role, layer, weights: 1, formats, chosen: None }

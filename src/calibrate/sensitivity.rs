@@ -1,12 +1,13 @@
-//! What a model loses by each number format of each role and layer: the divergence of its predictions, on a text, from those
-//! of the model that isn't quantized, where the weights of one role in one layer alone are in that format.
+//! Loss by each number format of each role and layer: the divergence of the model's predictions on a text from those of
+//! the unquantized model, where only the weights of one role in one layer have that format.
 //!
-//! `loss(role, layer, format) = mean over tokens of Σ p log(p / q)`, `p` the probabilities of the next token by the model
-//! as it is, `q` by the model with these weights quantized.
+//! `loss(role, layer, format) = mean over tokens of Σ p log(p / q)`, with `p` the next-token probabilities of the
+//! unquantized model and `q` those with these weights quantized.
 //!
-//! Layers before the changed one compute what they ever do, so the hidden states that enter each are kept, and a
-//! measurement runs the changed layer and those behind it. What was measured is written to a file at once, and read back
-//! by whoever measures the same model on the same text. Codes are the nearest ones: feedback lowers all losses alike.
+//! Layers before the changed one are unaffected, so that the hidden states at the entry of each layer are kept and a
+//! measurement runs only the changed layer and those after it. Each result is written to a file at once, from which
+//! later measurements of the same model and text read it. Codes are rounded to nearest; error feedback would lower all
+//! losses alike.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -31,18 +32,18 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::patched::{Patch, PatchedBackend};
-use super::plain::{PlainModel, plain_plan};
-use super::{CalibrateError, tap, text};
+use super::substitute::{SubstituteHandle, SubstitutingBackend};
+use super::unquantized::{UnquantizedModel, unquantized_plan};
+use super::{CalibrateError, observed, text};
 
-/// Tokens that losses are measured on, if nothing is said: a few hundred tell formats and layers from each other.
+/// Default number of tokens that losses are measured on; a few hundred suffice to rank formats and layers.
 pub const TOKENS: usize = 256;
-/// Tokens of one piece of the text.
+/// Number of tokens in a window of the text.
 const WINDOW: usize = 64;
-/// Bytes of a calibration text, at most.
+/// Maximum size of a calibration text in bytes.
 const MOST_TEXT: u64 = 1 << 28;
 
-/// Formats that a plan chooses from, the largest first: those that the Neural Engine has.
+/// Formats that a plan chooses from, largest first; all of them run on the Neural Engine.
 pub const FORMATS: [QuantOverride; 5] = [
     QuantOverride { weights: Some(WeightFormat::None), granularity: None, row_scale: None, op: None },
     format(WeightFormat::Int8, Granularity::PerChannel, false),
@@ -51,8 +52,8 @@ pub const FORMATS: [QuantOverride; 5] = [
     format(WeightFormat::Palette4, Granularity::PerTensor, true),
 ];
 
-/// The formats of some kinds of numbers; all of [`FORMATS`] if none are named. Integers of 4 bits, which are for GPU and
-/// CPU, come in blocks of 32.
+/// Returns the formats of the given kinds of numbers, or all of [`FORMATS`] if none are given. 4-bit integers, which
+/// are for GPU and CPU, come in blocks of 32.
 pub fn formats(kinds: &[WeightFormat]) -> Vec<QuantOverride> {
     if kinds.is_empty() {
         return FORMATS.to_vec();
@@ -72,35 +73,35 @@ const fn format(weights: WeightFormat, granularity: Granularity, row_scale: bool
     QuantOverride { weights: Some(weights), granularity: Some(granularity), row_scale: Some(row_scale), op: None }
 }
 
-/// The number format that an override asks for, with nothing else said.
+/// Returns the number format of an override that stands alone.
 pub fn number_format(format: QuantOverride) -> NumberFormat {
     let overrides = BTreeMap::from([(Role::MlpUp, format)]);
     Quant { overrides, ..Quant::default() }.of(Role::MlpUp, None)
 }
 
-/// What a model loses by each format of each role and layer.
+/// Loss by each format of each role and layer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Sensitivities {
-    /// Tokens of the text.
+    /// Number of tokens of the text.
     pub tokens: u64,
-    /// Each role of each layer that nothing is said of in the manifest; the LM head last.
+    /// Each role of each layer that the manifest sets no format for; the LM head last.
     pub groups: Vec<PlannedGroup>,
 }
 
-/// How losses are measured.
+/// Settings of a measurement.
 pub struct SensitivityOptions<'a> {
-    /// The formats.
+    /// Formats to measure.
     pub formats: &'a [QuantOverride],
-    /// Tokens of the text.
+    /// Number of tokens to measure on.
     pub tokens: usize,
-    /// The file that keeps what was measured.
+    /// File that keeps the results.
     pub saved: &'a Path,
 }
 
-/// What the file holds.
+/// Content of the results file.
 #[derive(Default, Serialize, Deserialize)]
 struct Saved {
-    /// Digest of what losses depend on.
+    /// Digest of everything that losses depend on.
     inputs: String,
     tokens: u64,
     losses: BTreeMap<String, f64>,
@@ -110,7 +111,7 @@ struct Saved {
 struct Group {
     role: Role,
     layer: Option<usize>,
-    /// Rows and columns of each.
+    /// Rows and columns of each weight, by key.
     shapes: BTreeMap<String, (u64, u64)>,
 }
 
@@ -126,16 +127,17 @@ impl Group {
     }
 }
 
-/// The manifest as a plan would see it: a plan may choose formats that want the weights transformed.
+/// Returns the manifest as a plan sees it; a plan may choose formats that need transformed weights.
 pub(super) fn as_planned(manifest: &Manifest) -> Manifest {
     let plan = manifest.quant.plan.or(Some(QuantPlan::Kl(1.0)));
     Manifest { quant: Quant { plan, ..manifest.quant.clone() }, ..manifest.clone() }
 }
 
-/// Measures what a model loses. `scratch` is an empty folder for its weights.
+/// Measures losses. `scratch` is an empty folder for the model's weights.
 ///
 /// # Errors
-/// When the source can't be converted, the text can't be read, a function fails, or the file can't be written.
+/// Returns an error if the source can't be converted, the text can't be read, a function fails, or the file can't be
+/// written.
 pub fn measure(
     manifest: &Manifest,
     options: &SensitivityOptions<'_>,
@@ -150,7 +152,7 @@ pub fn measure(
     if opened.model.facts().purpose != Purpose::TextGeneration {
         return Err(CalibrateError::NoPredictions.into());
     }
-    let groups = groups(&manifest, &opened, &plain_plan(&manifest, &opened)?)?;
+    let groups = groups(&manifest, &opened, &unquantized_plan(&manifest, &opened)?)?;
     if groups.is_empty() {
         return Err(CalibrateError::NothingToChoose.into());
     }
@@ -163,14 +165,14 @@ pub fn measure(
         })
         .collect();
     if !unknown.is_empty() {
-        let mut trial = Trial::new(&manifest, options.tokens, scratch, progress)?;
-        saved.tokens = trial.tokens;
+        let mut measurement = Measurement::new(&manifest, options.tokens, scratch, progress)?;
+        saved.tokens = measurement.tokens;
         let (begin, count) = (Instant::now(), unknown.len());
         for (done, (group, format)) in unknown.into_iter().enumerate() {
             let left = begin.elapsed().as_secs_f64() * (count - done) as f64 / done.max(1) as f64;
             let left = if done == 0 { String::new() } else { format!(", {left:.0} s left") };
             progress.stage(&format!("{}{left}", group.key(format)));
-            let loss = trial.loss(group, format)?;
+            let loss = measurement.loss(group, format)?;
             saved.losses.insert(group.key(format), loss);
             files::write_json(options.saved, &saved)?;
             progress.set(done as u64 + 1, count as u64);
@@ -180,7 +182,7 @@ pub fn measure(
     let cost = |group: &Group, format: QuantOverride| FormatCost {
         format,
         bytes: group.bytes(format),
-        // nothing is lost by what isn't quantized
+        // unquantized weights lose nothing
         kl: saved.losses.get(&group.key(format)).copied().unwrap_or(0.0),
     };
     let planned = groups.iter().map(|group| PlannedGroup {
@@ -193,20 +195,20 @@ pub fn measure(
     Ok(Sensitivities { tokens: saved.tokens, groups: planned.collect() })
 }
 
-/// The file's losses, if they are of the same inputs.
+/// Reads the results file; ignored unless it is of the same inputs.
 fn read(path: &Path, inputs: String) -> Saved {
     let found = input::read_text(path, MOST_TEXT).ok().and_then(|text| serde_json::from_str::<Saved>(&text).ok());
     let usable = found.filter(|saved| saved.inputs == inputs && saved.losses.values().all(|loss| loss.is_finite()));
     usable.unwrap_or(Saved { inputs, ..Saved::default() })
 }
 
-/// A digest of what losses depend on.
+/// Returns a digest of everything that losses depend on.
 fn inputs(manifest: &Manifest, opened: &Opened, tokens: usize) -> Result<String> {
     let text = match &manifest.calibration.text {
         CalibrationText::Builtin => "builtin".to_owned(),
         CalibrationText::File(path) => hexadecimal(&Sha256::digest(input::read_text(path, MOST_TEXT)?)),
     };
-    // by their content: weights that were trained further have the names and sizes of those before
+    // by content: fine-tuned weights keep the names and sizes of the original
     let files = opened.source.files().par_iter().map(|file| Ok(file.digest()?.to_string()));
     let files = files.collect::<Result<Vec<String>>>()?;
     let of = serde_json::json!({
@@ -222,7 +224,7 @@ fn inputs(manifest: &Manifest, opened: &Opened, tokens: usize) -> Result<String>
     Ok(hexadecimal(&Sha256::digest(of.to_string())))
 }
 
-/// The projections by role and layer, but for those that the manifest names a format for.
+/// Returns the projections by role and layer, except those that the manifest names a format for.
 fn groups(manifest: &Manifest, opened: &Opened, plan: &ConvertPlan) -> Result<Vec<Group>> {
     let mut groups: BTreeMap<(usize, Role), Group> = BTreeMap::new();
     let said = |role: Role, layer: Option<usize>| {
@@ -233,7 +235,7 @@ fn groups(manifest: &Manifest, opened: &Opened, plan: &ConvertPlan) -> Result<Ve
         manifest.quant.overrides.contains_key(&role) || layer.is_some_and(of_layer)
     };
     for package in &plan.packages {
-        let (_, weights) = tap::built(&*opened.model, &plan.form, &package.functions[0])?;
+        let (_, weights) = observed::built(&*opened.model, &plan.form, &package.functions[0])?;
         for weight in weights {
             let (role, layer) = (weight.role, weight.layer);
             if role.is_projection() && !said(role, layer) {
@@ -247,27 +249,27 @@ fn groups(manifest: &Manifest, opened: &Opened, plan: &ConvertPlan) -> Result<Ve
     Ok(groups.into_values().collect())
 }
 
-/// A model whose functions are changed one at a time.
-struct Trial {
-    plain: PlainModel,
+/// Model whose functions are replaced one at a time.
+struct Measurement {
+    plain: UnquantizedModel,
     manifest: Manifest,
     model: std::sync::Arc<LoadedModel>,
-    patch: Patch,
+    substitute: SubstituteHandle,
     tokens: u64,
-    /// What enters each layer, and what leaves the last: of each window, `[tokens, hidden_size]`.
+    /// Input of each layer and output of the last: per window, `[tokens, hidden_size]`.
     entering: Vec<Vec<Vec<f32>>>,
-    /// The logits of each window by the model as it is.
+    /// Logits of each window by the unquantized model.
     reference: Vec<Vec<f32>>,
 }
 
-impl Trial {
+impl Measurement {
     fn new(manifest: &Manifest, tokens: usize, scratch: &Path, progress: &Progress) -> Result<Self> {
-        let plain = PlainModel::new(manifest, scratch, progress)?;
-        let patch = Patch::default();
+        let plain = UnquantizedModel::new(manifest, scratch, progress)?;
+        let substitute = SubstituteHandle::default();
         let inner = CpuBackend::new(PackageStore::of(&plain.bundle, &plain.folder), Precision::F32);
-        let backend = Box::new(PatchedBackend::new(inner, patch.clone()));
+        let backend = Box::new(SubstitutingBackend::new(inner, substitute.clone()));
         let model = LoadedModel::new(plain.bundle.clone(), &plain.folder, plain.host.clone(), backend)?;
-        // pieces from all over the text
+        // windows from all over the text
         let whole =
             Calibration { tokens: manifest.calibration.tokens.max(tokens as u64), ..manifest.calibration.clone() };
         let windows = text::windows(&whole, &plain.bundle, &plain.folder, WINDOW)?;
@@ -275,29 +277,29 @@ impl Trial {
         let windows: Vec<Vec<u32>> = windows.into_iter().step_by(step).take(tokens.div_ceil(WINDOW)).collect();
         let tokens = windows.iter().map(|window| window.len() as u64).sum();
         let mut hidden = windows.iter().map(|tokens| plain.embedded(tokens)).collect::<Result<Vec<_>>>()?;
-        let mut trial = Trial {
+        let mut measurement = Measurement {
             plain,
             manifest: manifest.clone(),
             model,
-            patch,
+            substitute,
             tokens,
             entering: Vec::new(),
             reference: Vec::new(),
         };
-        for layer in 0..trial.layers() {
-            let left = trial.layer(layer, &hidden)?;
-            trial.entering.push(std::mem::replace(&mut hidden, left));
+        for layer in 0..measurement.layers() {
+            let left = measurement.layer(layer, &hidden)?;
+            measurement.entering.push(std::mem::replace(&mut hidden, left));
         }
-        trial.reference = trial.head(&hidden)?;
-        trial.entering.push(hidden);
-        Ok(trial)
+        measurement.reference = measurement.head(&hidden)?;
+        measurement.entering.push(hidden);
+        Ok(measurement)
     }
 
     fn layers(&self) -> usize {
         self.plain.opened.model.facts().num_layers
     }
 
-    /// A layer, window by window.
+    /// Runs a layer, window by window.
     fn layer(&self, layer: usize, hidden: &[Vec<f32>]) -> Result<Vec<Vec<f32>>> {
         let width = self.plain.width();
         let one = |hidden: &Vec<f32>| {
@@ -311,13 +313,13 @@ impl Trial {
         hidden.iter().map(one).collect()
     }
 
-    /// The logits of each window.
+    /// Returns the logits of each window.
     fn head(&self, hidden: &[Vec<f32>]) -> Result<Vec<Vec<f32>>> {
         let width = self.plain.width();
         hidden.iter().map(|hidden| self.model.start((hidden.len() / width) as u64)?.force_head(hidden)).collect()
     }
 
-    /// What is lost by a format of a group.
+    /// Returns the loss by a format of a group.
     fn loss(&mut self, group: &Group, format: QuantOverride) -> Result<f64> {
         let first = group.layer.unwrap_or(self.layers());
         let package = self.plain.plan.packages.iter().find(|package| match package.stage {
@@ -328,7 +330,7 @@ impl Trial {
         let Some(package) = package else { return Err(CalibrateError::NothingToChoose.into()) };
         self.change(package, group.role, format)?;
         let logits = self.behind(first);
-        self.patch.clear();
+        self.substitute.clear();
         let (logits, width) = (logits?, self.plain.bundle.model.vocab_size as usize);
         let windows = self.reference.iter().zip(&logits);
         let rows = windows.flat_map(|(reference, found)| reference.chunks_exact(width).zip(found.chunks_exact(width)));
@@ -337,7 +339,7 @@ impl Trial {
         Ok(mean_loss(&losses))
     }
 
-    /// The logits, from a layer on.
+    /// Returns the logits, starting at a layer.
     fn behind(&self, first: usize) -> Result<Vec<Vec<f32>>> {
         let mut hidden = self.entering[first].clone();
         for layer in first..self.layers() {
@@ -346,7 +348,7 @@ impl Trial {
         self.head(&hidden)
     }
 
-    /// Puts a package's function with one role in another format in its place.
+    /// Replaces a package's function by one with a role in another format.
     fn change(&self, package: &PackagePlan, role: Role, format: QuantOverride) -> Result<()> {
         let quant = Quant {
             weights: WeightFormat::None,
@@ -362,20 +364,20 @@ impl Trial {
         let entries = &self.plain.bundle.functions;
         if let Some((index, entry)) = entries.iter().enumerate().find(|(_, entry)| entry.package == name) {
             let inputs = entry.inputs.iter().map(|port: &Port| port.name.clone()).collect();
-            self.patch.set(index, inputs, executable);
+            self.substitute.set(index, inputs, executable);
         }
         Ok(())
     }
 }
 
-/// The mean of divergences, which rounding can make smaller than 0. Where a format makes the model's numbers infinite there
-/// is none, and it loses everything: [`f64::MAX`], as JSON has no infinity.
+/// Returns the mean of divergences, at least 0. If a format makes the model's numbers infinite, returns [`f64::MAX`],
+/// because JSON has no infinity.
 fn mean_loss(losses: &[f64]) -> f64 {
     let mean = losses.iter().sum::<f64>() / losses.len().max(1) as f64;
     if mean.is_finite() { mean.max(0.0) } else { f64::MAX }
 }
 
-/// `Σ p log(p / q)` for the probabilities that two rows of logits stand for.
+/// Returns `Σ p log(p / q)` for the probabilities of two rows of logits.
 fn divergence(reference: &[f32], found: &[f32]) -> f64 {
     let most = |row: &[f32]| f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let (p_most, q_most) = (most(reference), most(found));
@@ -402,7 +404,7 @@ mod tests {
         };
         let expected: f64 = softmax(&a).iter().zip(softmax(&b)).map(|(p, q)| p * (p / q).ln()).sum();
         assert!((divergence(&a, &b) - expected).abs() < 1e-14, "{} {expected}", divergence(&a, &b));
-        // a constant is none
+        // an added constant changes nothing
         assert!(divergence(&a, &a.map(|x| x + 100.0)).abs() < 1e-6);
     }
 

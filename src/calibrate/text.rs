@@ -1,4 +1,4 @@
-//! The tokens that a model is calibrated on.
+//! Tokens that a model is calibrated on.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -11,27 +11,28 @@ use anec_runtime::Tokenizer;
 
 use super::CalibrateError;
 
-/// Built into the binary, so that codes don't depend on where they are chosen. Nothing of it is in the texts that models
-/// are judged by.
+/// Built-in text, so that codes don't depend on the machine. It shares nothing with the texts that models are evaluated
+/// on.
 const TEXT: &str = include_str!("text.txt");
 
-/// Bytes of a text, at most.
+/// Maximum size of a text in bytes.
 const MOST: u64 = 1 << 28;
 
-/// Of so many tokens one is all of a text, at most.
+/// At most one token in `STARTS` is a text of its own.
 const STARTS: u64 = 8;
 
-/// The text that anec has, in parts of one kind each.
+/// Returns the parts of the built-in text, one per kind.
 pub fn parts() -> Vec<&'static str> {
     let parts = TEXT.split("%% ").skip(1);
     parts.filter_map(|part| part.split_once('\n')).map(|(_, text)| text.trim_end_matches('\n')).collect()
 }
 
-/// The tokens of a calibration text, in windows that are texts of their own for the model: each begins as the tokenizer
-/// lets texts begin. A bundle without a tokenizer gets tokens from all over its vocabulary for the text that anec has.
+/// Returns the tokens of a calibration text in windows, which the model processes as separate texts: each begins with
+/// the tokenizer's prefix. A bundle without a tokenizer gets tokens from all over its vocabulary instead of the
+/// built-in text.
 ///
 /// # Errors
-/// When the text can't be read or has no tokens, or one is named and there is no tokenizer.
+/// Returns an error if the text can't be read or has no tokens, or if the manifest names one and there is no tokenizer.
 pub fn windows(calibration: &Calibration, bundle: &Bundle, folder: &Path, window: usize) -> Result<Vec<Vec<u32>>> {
     match CalibrationTokens::of(calibration, bundle, folder)? {
         None => Ok(walk(calibration, bundle, window)),
@@ -39,11 +40,11 @@ pub fn windows(calibration: &Calibration, bundle: &Bundle, folder: &Path, window
     }
 }
 
-/// As [`windows`], with texts of a single token in place of the last tokens: a text's first tokens have the largest hidden states of
-/// all, and long windows bring few of them.
+/// Returns [`windows`] with single-token texts in place of the last tokens: the first tokens of a text have the largest
+/// hidden states, and long windows have few of them.
 ///
 /// # Errors
-/// As [`windows`].
+/// Returns any error from [`windows`].
 pub fn windows_and_starts(
     calibration: &Calibration,
     bundle: &Bundle,
@@ -60,24 +61,24 @@ pub fn windows_and_starts(
     Ok(texts)
 }
 
-/// Tokens from all over a vocabulary.
+/// Returns tokens from all over the vocabulary.
 fn walk(calibration: &Calibration, bundle: &Bundle, window: usize) -> Vec<Vec<u32>> {
-    // a multiplicative walk (Knuth's constant) reaches everywhere
+    // multiplicative hashing (Knuth's constant) covers the vocabulary evenly
     let vocabulary = bundle.model.vocab_size.max(1);
     let all: Vec<u32> = (0..calibration.tokens).map(|i| (i.wrapping_mul(2_654_435_761) % vocabulary) as u32).collect();
     all.chunks(window).map(<[u32]>::to_vec).collect()
 }
 
-/// A calibration text as a bundle's tokenizer divides it.
+/// Calibration text, tokenized.
 struct CalibrationTokens {
-    /// What the tokenizer lets texts begin with.
+    /// Tokens that the tokenizer puts before a text.
     begin: Vec<u32>,
     parts: Vec<Vec<u32>>,
     path: PathBuf,
 }
 
 impl CalibrationTokens {
-    /// None where there is no tokenizer and no text is named.
+    /// Tokenizes the text; `None` if there is no tokenizer and the manifest names no text.
     fn of(calibration: &Calibration, bundle: &Bundle, folder: &Path) -> Result<Option<Self>> {
         if !bundle.tokenizer.contains_key("tokenizer") && calibration.text == CalibrationText::Builtin {
             return Ok(None);
@@ -92,7 +93,7 @@ impl CalibrationTokens {
         Ok(Some(CalibrationTokens { begin, parts, path }))
     }
 
-    /// The first `most` tokens, in windows.
+    /// Returns the first `most` tokens, in windows.
     fn windows(&self, most: u64, window: usize) -> Result<Vec<Vec<u32>>> {
         let (mut windows, mut left) = (Vec::new(), usize::try_from(most).unwrap_or(usize::MAX));
         for part in &self.parts {
@@ -111,8 +112,8 @@ impl CalibrationTokens {
         Ok(windows)
     }
 
-    /// Texts of the most frequent tokens, one each, behind what the tokenizer lets texts begin with; none where it lets them begin
-    /// with anything, for there they gain nothing. `most` is how many tokens there are in all.
+    /// Returns texts of the tokenizer's prefix and one token each, for the most frequent tokens. Empty if the tokenizer
+    /// has no prefix, where they don't help. `most` is the total number of tokens.
     fn starts(&self, most: u64) -> Vec<Vec<u32>> {
         if self.begin.is_empty() {
             return Vec::new();

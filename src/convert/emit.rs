@@ -129,8 +129,8 @@ impl Emitter<'_> {
             let inputs = match moments {
                 Some(moments) => Inputs::Moments(moments),
                 None if !rows.is_rotated() => Inputs::Unknown,
-                None if matches!(role, Role::MlpUp | Role::Expert) => Inputs::AlikeMultiplied,
-                None => Inputs::Alike,
+                None if matches!(role, Role::MlpUp | Role::Expert) => Inputs::UniformMultiplied,
+                None => Inputs::Uniform,
             };
             let coded = match (rounding, scales) {
                 (Some(codes), Some(scales)) => CodedWeight::with_scales(rows, key.format, overflow, codes, scales)?,

@@ -1,4 +1,4 @@
-//! Codes that were chosen before a weight is written: by error feedback, which needs more than the weight's rows.
+//! Codes chosen before a weight is written, by error feedback, which needs more than the weight's rows.
 
 use std::sync::Arc;
 
@@ -10,34 +10,36 @@ use super::rounding::{Grid, Rounding};
 
 /// Codes of weights, by their keys.
 pub trait ChosenCodes: Send + Sync {
-    /// The codes of the weight with this key, as so many output channels: a byte for each element, row-major. None for a
-    /// weight that is rounded to the nearest.
+    /// Returns the codes of the weight with this key and this number of output channels: one byte per element,
+    /// row-major. `None` for a weight that is rounded to nearest.
     ///
     /// # Errors
-    /// When they can't be read.
+    /// Returns an error if the codes can't be read.
     fn codes(&self, key: &str, channels: u64) -> Result<Option<Arc<MappedFile>>>;
 
-    /// The scales that go with them: fp16, by rows and blocks. None where they are those that the weight has anyway.
+    /// Returns the fp16 scales that belong to the codes, by rows and blocks. `None` if they are the weight's default
+    /// scales.
     ///
     /// # Errors
-    /// When they can't be read.
+    /// Returns an error if the scales can't be read.
     fn scales(&self, key: &str, channels: u64) -> Result<Option<Vec<f16>>>;
 
-    /// The second moments of the inputs by which the codes were chosen, one for each input channel.
+    /// Returns the second moments of the inputs that the codes were chosen by, one per input channel.
     fn moments(&self, key: &str, channels: u64) -> Option<&[f32]>;
 }
 
-/// The codes of one weight, as they were chosen.
+/// Codes of one weight, read from a file.
 pub struct ReadCodes {
     file: Arc<MappedFile>,
     columns: u64,
 }
 
 impl ReadCodes {
-    /// A weight's codes out of a file that holds a byte for each element, row-major.
+    /// Opens the codes of a weight from a file that holds one byte per element, row-major.
     ///
     /// # Errors
-    /// When there are more or fewer; `weight` names it.
+    /// Returns [`QuantError::Codes`], naming `weight`, if the file holds more or fewer codes than the weight has
+    /// elements.
     pub fn new(file: Arc<MappedFile>, weight: &str, rows: u64, columns: u64) -> Result<Self, QuantError> {
         let (found, expected) = (file.bytes().len() as u64, rows * columns);
         if found != expected {

@@ -1,32 +1,32 @@
-//! One-dimensional k-means, solved exactly.
+//! Exact one-dimensional k-means.
 //!
-//! In one dimension clusters are intervals of the sorted points, so that the best `k` of them follow from the best `k - 1`
-//! of every beginning (Wang and Song, "Ckmeans.1d.dp", The R Journal 3/2, 2011). With `W` and `S` the sums of weights and
-//! of weighted values, a cluster of points `j..i` lowers the sum of weighted squares by `S² / W`, and
+//! In one dimension clusters are intervals of the sorted points, so that the best `k` clusters follow from the best `k
+//! - 1` of every prefix (Wang and Song, "Ckmeans.1d.dp", The R Journal 3/2, 2011). With `W` and `S` the prefix sums of
+//! weights and of weighted values, a cluster of points `j..i` lowers the sum of weighted squares by `S² / W`, and
 //!
 //! `gain(k, i) = max over j of gain(k - 1, j) + (S(i) - S(j))² / (W(i) - W(j))`.
 //!
-//! The best `j` grows with `i`, so that one half's search is bounded by the other's, and with `k`: fewer than `k n log n`
+//! The best `j` grows with `i`, so that one half's search bounds the other's, and with `k`: fewer than `k n log n`
 //! steps in all.
 
-/// A value and how much it counts.
+/// Value with a weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WeightedPoint {
-    /// The value.
+    /// Value.
     pub value: f64,
-    /// Its weight; positive.
+    /// Weight; positive.
     pub weight: f64,
 }
 
-/// Points beyond which the halves of a search go to different threads.
+/// Number of points above which the halves of a search run on different threads.
 const MANY: usize = 2048;
 
-/// The centres, ascending, of the `count` clusters whose points have the least weighted sum of squared distances to them.
-/// `pinned` centres are those of the first and the last cluster, whatever their points. Fewer points than clusters are
-/// the centres themselves, the last of them repeated; there is at least one. Points ascend.
+/// Returns the centres, ascending, of the `count` clusters with the least weighted sum of squared distances. `points`
+/// must be ascending. `pinned` fixes the centres of the first and the last cluster. If there are at most `count`
+/// points, they are the centres, the last repeated.
 ///
 /// # Panics
-/// If there are no points or no clusters, or two centres are pinned of fewer than two clusters.
+/// Panics if there are no points or no clusters, or if centres are pinned and there are fewer than two clusters.
 pub fn centres(points: &[WeightedPoint], count: usize, pinned: Option<[f64; 2]>) -> Vec<f64> {
     assert!(!points.is_empty() && count > 0 && (pinned.is_none() || count > 1), "{} points", points.len());
     if points.len() <= count {
@@ -46,14 +46,14 @@ pub fn centres(points: &[WeightedPoint], count: usize, pinned: Option<[f64; 2]>)
     centres
 }
 
-/// The mean of some points, summed by itself: the difference of two sums over all points is nothing where these count little.
+/// Mean of some points. The difference of prefix sums would cancel where these points have little weight.
 fn mean(points: &[WeightedPoint]) -> f64 {
     let of = |term: fn(&WeightedPoint) -> f64| points.iter().map(term).sum::<f64>();
     let mean = of(|point| point.weight * point.value) / of(|point| point.weight);
     mean.clamp(points[0].value, points[points.len() - 1].value)
 }
 
-/// Sums over the points before each.
+/// Prefix sums.
 struct Sums {
     weights: Vec<f64>,
     values: Vec<f64>,
@@ -81,24 +81,24 @@ impl Sums {
         (self.weights[end] - self.weights[start], self.values[end] - self.values[start])
     }
 
-    /// By how much a cluster lowers the sum of squares, its centre the mean.
+    /// Returns the reduction of the sum of squares by a cluster around its mean.
     #[inline(always)]
     fn gain(&self, start: usize, end: usize) -> f64 {
         let (weight, value) = self.of_interval(start, end);
         value * value / weight
     }
 
-    /// The same with another centre.
+    /// Returns the reduction of the sum of squares by a cluster around `centre`.
     fn gain_at(&self, start: usize, end: usize, centre: f64) -> f64 {
         let (weight, value) = self.of_interval(start, end);
         centre * (value + value - centre * weight)
     }
 }
 
-/// Where each of the best clusters ends.
+/// Returns the end of each of the best clusters.
 fn clusters(sums: &Sums, count: usize, pinned: Option<[f64; 2]>) -> Vec<usize> {
     let all = sums.count();
-    // of the first `i` points in as many clusters as there were rounds: the gain, and where the last cluster starts
+    // for each prefix: the gain of as many clusters as rounds, and the start of the last cluster
     let mut gains: Vec<f64> = vec![f64::NEG_INFINITY; all + 1];
     for (end, gain) in gains.iter_mut().enumerate().skip(1) {
         *gain = match pinned {
@@ -108,7 +108,7 @@ fn clusters(sums: &Sums, count: usize, pinned: Option<[f64; 2]>) -> Vec<usize> {
     }
     let mut starts: Vec<Vec<u32>> = Vec::with_capacity(count);
     for round in 2..count {
-        // enough points must be left for the clusters that follow
+        // leave enough points for the clusters that follow
         let ends = round..all - (count - round) + 1;
         let (mut next, mut start) = (vec![f64::NEG_INFINITY; ends.len()], vec![0; ends.len()]);
         let before = starts.last().map_or(&[][..], |before| &before[1..]);
@@ -132,25 +132,24 @@ fn clusters(sums: &Sums, count: usize, pinned: Option<[f64; 2]>) -> Vec<usize> {
     let better = |best: usize, start: usize| if last(start) > last(best) { start } else { best };
     ends[count - 2] = (count - 1..all).fold(count - 1, better);
     for round in (2..count).rev() {
-        // the first end that a round looked at is its own number
+        // round `round` stores ends from `round` on
         ends[round - 2] = starts[round - 2][ends[round - 1] - round] as usize;
     }
     ends
 }
 
-/// The search for the last cluster of every beginning.
+/// Search for the last cluster of every prefix.
 struct Search<'a> {
     sums: &'a Sums,
-    /// Of every beginning, in one cluster less.
+    /// Gain of every prefix with one cluster fewer.
     gains: &'a [f64],
-    /// Where the last cluster of each starts then, from the end `round` on; none for a single cluster.
+    /// Start of the last cluster with one cluster fewer, from the end `round` on; empty for a single cluster.
     before: &'a [u32],
     round: usize,
 }
 
 impl Search<'_> {
-    /// Finds the gains of the beginnings that end at `first` and after it, and where their last clusters start: within
-    /// `range`.
+    /// Computes the gains of prefixes from `first` on and the starts of their last clusters, which lie in `range`.
     fn fill(&self, first: usize, gains: &mut [f64], starts: &mut [u32], range: std::ops::Range<usize>) {
         if gains.is_empty() {
             return;
@@ -158,7 +157,7 @@ impl Search<'_> {
         let middle = gains.len() / 2;
         let end = first + middle;
         let starts_end = range.end.min(end);
-        // rounding may put one bound before the other where clusters are equally good
+        // rounding may swap the bounds where clusters are equally good
         let before = self.before.get(end - self.round).map(|before| *before as usize).filter(|at| *at < starts_end);
         let least = range.start.max(before.unwrap_or(0));
         let (mut most, mut best) = (f64::NEG_INFINITY, least);
@@ -200,13 +199,13 @@ mod tests {
         points
     }
 
-    /// Weighted squares to the nearest centre.
+    /// Weighted squared distance to the nearest centres.
     fn cost(points: &[WeightedPoint], centres: &[f64]) -> f64 {
         let nearest = |x: f64| centres.iter().map(|c| (c - x) * (c - x)).fold(f64::INFINITY, f64::min);
         points.iter().map(|point| point.weight * nearest(point.value)).sum()
     }
 
-    /// The least cost of all ways to divide the points.
+    /// Least cost of all divisions of the points.
     fn least(points: &[WeightedPoint], count: usize, pinned: Option<[f64; 2]>, first: bool) -> f64 {
         let own = |part: &[WeightedPoint], centre: Option<f64>| {
             let weight: f64 = part.iter().map(|p| p.weight).sum();
@@ -232,7 +231,7 @@ mod tests {
                     let found = centres(&points, count, pinned);
                     assert!(found.is_sorted() && found.len() == count, "{found:?}");
                     let (found, least) = (cost(&points, &found), least(&points, count, pinned, true));
-                    // points may be nearer to another centre than to that of their cluster where centres are pinned
+                    // with pinned centres, points may be nearer to another cluster's centre than to their own
                     assert!(found <= least * (1.0 + 1e-9), "{seed} {count} {pinned:?}: {found} {least}");
                     assert!(pinned.is_some() || found >= least * (1.0 - 1e-9), "{seed} {count}: {found} {least}");
                 }
@@ -246,7 +245,7 @@ mod tests {
         let all = centres(&points, 16, None);
         let alone = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
         assert_eq!(alone.install(|| centres(&points, 16, None)), all);
-        // no better by moving any centre
+        // moving any centre makes the clusters worse
         let least = cost(&points, &all);
         for i in 0..16 {
             for step in [-1e-3, 1e-3] {

@@ -1,4 +1,4 @@
-//! A weight as codes of a grid: integers and their scales, or indices and their palettes.
+//! Quantized weights: integers with scales, or indices into palettes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use anec_manifest::{NumberFormat, Overflow};
 use anec_mil::Content;
 use anec_source::SourceWeight;
 
-/// A weight converted to codes as it is read. Output channels are rows.
+/// Weight converted to codes as it is read. Output channels are rows.
 pub struct CodedWeight {
     reader: RowReader,
     layout: WeightLayout,
@@ -40,7 +40,8 @@ enum Grids {
 }
 
 impl CodedWeight {
-    /// The form of a weight in a number format other than fp16. `rounding` chooses the codes; without it each is the nearest.
+    /// Returns a weight in a number format other than fp16. `rounding` chooses the codes; without it they are rounded
+    /// to nearest.
     pub fn new(
         weight: SourceWeight,
         format: NumberFormat,
@@ -50,7 +51,8 @@ impl CodedWeight {
         CodedWeight::with_inputs(weight, format, overflow, rounding, Inputs::Unknown)
     }
 
-    /// The same, with what is known of the inputs, by which palettes of few levels and the scales of whole tensors are made.
+    /// Returns a weight as [`new`](Self::new) does, with known inputs, which shape small palettes and per-tensor
+    /// scales.
     pub fn with_inputs(
         weight: SourceWeight,
         format: NumberFormat,
@@ -61,10 +63,10 @@ impl CodedWeight {
         Arc::new(CodedWeight::make(weight, format, overflow, rounding, inputs))
     }
 
-    /// A weight whose codes and scales were chosen before, these by rows and blocks.
+    /// Returns a weight whose codes and scales were chosen beforehand, the scales by rows and blocks.
     ///
     /// # Errors
-    /// When there aren't as many scales as the format has.
+    /// Returns [`QuantError::Scales`] if the number of scales differs from the format's.
     pub fn with_scales(
         weight: SourceWeight,
         format: NumberFormat,
@@ -103,27 +105,27 @@ impl CodedWeight {
         CodedWeight { reader, layout, blocks, grids, rounding, measures }
     }
 
-    /// Its parts and their sizes.
+    /// Parts of the weight and their sizes.
     pub fn layout(&self) -> &WeightLayout {
         &self.layout
     }
 
-    /// The codes, as the content of a constant of the weight's shape.
+    /// Returns the codes as the content of a constant of the weight's shape.
     pub fn data(self: &Arc<Self>) -> Arc<dyn Content> {
         Arc::new(Codes(self.clone()))
     }
 
-    /// The scales of integers, by rows and blocks, as the content of an fp16 constant.
+    /// Returns the scales of integers, by rows and blocks, as the content of an fp16 constant.
     pub fn scale(self: &Arc<Self>) -> Option<Arc<dyn Content>> {
         self.layout.scales.map(|_| self.part(Part::Scales))
     }
 
-    /// The palettes, one after another, as the content of an fp16 constant.
+    /// Returns the palettes, one after another, as the content of an fp16 constant.
     pub fn palette(self: &Arc<Self>) -> Option<Arc<dyn Content>> {
         self.layout.palettes.map(|_| self.part(Part::Palettes))
     }
 
-    /// What the product of each row is to be multiplied by, as the content of an fp16 constant.
+    /// Returns the factors of each row's product as the content of an fp16 constant.
     pub fn row_scale(self: &Arc<Self>) -> Option<Arc<dyn Content>> {
         self.layout.row_scales.then(|| self.part(Part::RowScales))
     }
@@ -132,10 +134,10 @@ impl CodedWeight {
         Arc::new(PartContent(self.clone(), part))
     }
 
-    /// Reads rows, with all cores, and shows them with the grid of each: what error feedback chooses codes by.
+    /// Reads rows on all cores and passes them to `work` with the grid of each row, as error feedback needs them.
     ///
     /// # Errors
-    /// When they can't be read, or hold what no format does.
+    /// Returns an error if the rows can't be read or hold values that no format can.
     pub fn with_grids<R>(
         &self,
         rows: Range<u64>,
@@ -169,7 +171,7 @@ impl CodedWeight {
         }
     }
 
-    /// What the conversion loses; complete once all codes were read.
+    /// Returns the conversion error; complete once all codes are read.
     pub fn measures(&self) -> Arc<RoundingError> {
         self.measures.clone()
     }
@@ -186,7 +188,7 @@ impl CodedWeight {
         let Buffers { values, scales, codes, back } = buffers;
         self.reader.load(rows.clone(), values)?;
         let bits = self.layout.dtype.bits() as u32;
-        // codes of whole bytes need no packing
+        // 8-bit codes need no packing
         let codes = if bits == 8 {
             &mut *out
         } else {
@@ -226,7 +228,7 @@ impl CodedWeight {
         Ok(())
     }
 
-    /// Chooses codes of rows by their grids, and sums what that loses.
+    /// Chooses codes of rows by their grids and adds up the loss.
     fn round<'g>(
         &self,
         first_row: u64,
@@ -263,12 +265,12 @@ impl CodedWeight {
     }
 }
 
-/// How many values are beyond fp16, the largest of them and others being known.
+/// Returns the number of values beyond fp16, given the largest magnitude.
 fn saturated(largest: f32, values: &[f32]) -> u64 {
     if largest > LARGEST { quantize::count_above(values, LARGEST) } else { 0 }
 }
 
-/// The grid of a row.
+/// Returns the grid of a row.
 fn grid_of<'a>(palettes: &Palettes, known: &'a KnownPalettes, row: u64) -> Grid<'a> {
     let scale = known.row_scales.get(row as usize).map_or(1.0, |scale| scale.to_f32());
     Grid::Levels { levels: &known.levels[(row / palettes.group) as usize], scale }
@@ -312,7 +314,7 @@ impl Content for Codes {
     }
 }
 
-/// What there is beside the codes: numbers in fp16.
+/// fp16 parts beside the codes.
 #[derive(Clone, Copy)]
 enum Part {
     Scales,

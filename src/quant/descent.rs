@@ -1,17 +1,17 @@
-//! Codes and scales after error feedback, one after the other made the best that they can be while all others stay: coordinate
-//! descent on
+//! Coordinate descent on codes and scales after error feedback. Each step makes one code or scale optimal while all
+//! others stay, in terms of
 //!
 //! ```text
 //! (w - ŵ) H (w - ŵ)ᵀ
 //! ```
 //!
-//! Feedback rounds a column before it knows what the columns after it will have to do wrong. Here every column knows of all
-//! others: with `g = (w - ŵ) H` the best number for column `j` is `ŵ_j + g_j / H_jj`, and the code of the number nearest to it
-//! is the best code. Likewise the best scale of a block of columns `B` with the integers `q` is `s + (q g_B) / (q H_BB qᵀ)`.
-//! No step makes the sum larger; each is left undone that doesn't make it smaller.
+//! Error feedback rounds a column before the errors of later columns are known. Here every column takes all others into
+//! account: with `g = (w - ŵ) H` the optimum for column `j` is `ŵ_j + g_j / H_jj`, and the nearest code is the best
+//! code. Likewise the best scale of a block of columns `B` with the integers `q` is `s + (q g_B) / (q H_BB qᵀ)`. Steps
+//! that don't reduce the sum are skipped.
 //!
-//! Of integers with a scale for each block of columns codes and scales are found in turn, of other grids the codes.
-//! Columns come in groups: `g` of a group is a product of matrices, and known within it from column to column.
+//! For integers with a scale per block of columns, codes and scales are optimized in turn; for other grids, codes only.
+//! Columns are processed in groups: `g` of a group is a matrix product and is then updated column by column.
 
 use faer::linalg::matmul::matmul;
 use faer::{Accum, MatMut, MatRef, Par};
@@ -21,18 +21,19 @@ use ndarray::{ArrayView2, ArrayViewMut2};
 use super::fp16::LARGEST;
 use super::rounding::Grid;
 
-/// Columns of a group, about: whole blocks.
+/// Approximate number of columns in a group, rounded to whole blocks.
 const GROUP: usize = 64;
-/// Columns of a block, at most, whose scale is found here.
+/// Maximum number of columns in a block whose scale is optimized.
 const WIDEST: usize = 256;
-/// Turns through all columns, where a row has few numbers to choose from and where it has many.
+/// Number of passes over all columns, for grids of few and of many numbers.
 const TURNS: [usize; 2] = [4, 1];
-/// How many numbers are few.
+/// Largest number of codes that counts as few.
 const FEW: usize = 16;
-/// 1.5 * 2^23: adding it to a number below 2^22 in magnitude rounds it to a whole number, ties to even.
+/// 1.5 * 2^23: adding it to a number below 2^22 in magnitude rounds to an integer, ties to even.
 const ROUND: f32 = 12_582_912.0;
 
-/// Columns that share a scale which can be found anew: whole blocks of the columns from `first_column` on.
+/// Returns the number of columns that share an adjustable scale, if the columns from `first_column` on are whole
+/// blocks.
 pub(super) fn blocks_of(grids: &[Grid<'_>], first_column: usize, columns: usize) -> Option<usize> {
     match grids.first()? {
         Grid::Steps { block, scales, .. } if scales.len() > 1 && *block <= WIDEST => {
@@ -42,7 +43,7 @@ pub(super) fn blocks_of(grids: &[Grid<'_>], first_column: usize, columns: usize)
     }
 }
 
-/// Some rows of a weight. Matrices are column-major, a column for each of the weight's.
+/// Some rows of a weight. Matrices are column-major, one column per column of the weight.
 pub(super) struct Descent<'a> {
     rows: usize,
     columns: usize,
@@ -50,19 +51,19 @@ pub(super) struct Descent<'a> {
     moments: MatRef<'a, f32>,
     grids: &'a [Grid<'a>],
     first_column: usize,
-    /// Columns of a block whose scale is found.
+    /// Number of columns in a block with an adjustable scale.
     block: Option<usize>,
     codes: Vec<u8>,
-    /// What the codes stand for.
+    /// Values of the codes.
     values: Vec<f32>,
     /// `w - ŵ`.
     errors: Vec<f32>,
-    /// By block.
+    /// Scales by block, then row.
     scales: Vec<f32>,
 }
 
 impl<'a> Descent<'a> {
-    /// Rows with their grids and the codes that they have.
+    /// Returns rows with their grids and initial codes.
     pub(super) fn new(
         moments: MatRef<'a, f32>,
         weight: ArrayView2<'_, f32>,
@@ -84,7 +85,7 @@ impl<'a> Descent<'a> {
         Descent { rows, columns, moments, grids, first_column, block, codes, values, errors, scales }
     }
 
-    /// Goes through all columns, as often as pays.
+    /// Optimizes all columns, in the number of passes for the grid.
     pub(super) fn run(&mut self) {
         let few = match self.grids.first() {
             Some(Grid::Steps { range: [least, most], .. }) => most.abs_diff(*least) < FEW as u8,
@@ -100,7 +101,7 @@ impl<'a> Descent<'a> {
         }
     }
 
-    /// Writes codes, and scales where they were found anew, row-major.
+    /// Writes codes and, if given, adjusted scales, row-major.
     pub(super) fn write(&self, mut codes: ArrayViewMut2<'_, u8>, scales: Option<ArrayViewMut2<'_, f16>>) {
         codes.indexed_iter_mut().for_each(|((row, column), code)| *code = self.codes[column * self.rows + row]);
         for ((row, block), scale) in scales.into_iter().flat_map(|scales| scales.into_indexed_iter_mut()) {
@@ -108,7 +109,7 @@ impl<'a> Descent<'a> {
         }
     }
 
-    /// The columns of a group.
+    /// Optimizes the columns of a group.
     fn group(&mut self, start: usize, end: usize, slopes: &mut [f32]) {
         let (rows, count) = (self.rows, end - start);
         let slopes = &mut slopes[..rows * count];
@@ -127,7 +128,7 @@ impl<'a> Descent<'a> {
         }
     }
 
-    /// The scale of the block that begins at `first`. `slopes` are those of the columns from there to `end`.
+    /// Optimizes the scale of the block that begins at `first`. `slopes` are those of the columns from there to `end`.
     fn scale(&mut self, first: usize, end: usize, slopes: &mut [f32], products: &mut [f32]) {
         let (rows, block) = (self.rows, self.block.unwrap_or(1));
         let products = &mut products[..rows * (end - first)];
@@ -157,7 +158,7 @@ impl<'a> Descent<'a> {
             let new = scales[row] + gains[row] / squares[row];
             let magnitude = f16::from_f32(new.abs().min(LARGEST)).max(f16::MIN_POSITIVE).to_f32();
             let by = magnitude.copysign(new) - scales[row];
-            // false as well for NaN: where all integers are zero, any scale will do
+            // also false for NaN: if all integers are zero, any scale fits
             if by * (2.0 * gains[row] - by * squares[row]) > 0.0 {
                 (*change, scales[row]) = (by, magnitude.copysign(new));
             }
@@ -176,14 +177,14 @@ impl<'a> Descent<'a> {
         }
     }
 
-    /// The codes of a column. `slopes` are those of the columns from it to `end`.
+    /// Optimizes the codes of a column. `slopes` are those of the columns from it to `end`.
     fn column(&mut self, column: usize, end: usize, slopes: &mut [f32]) {
         let rows = self.rows;
         let at = rows * column..rows * (column + 1);
         let (own, later) = slopes.split_at_mut(rows);
         let inverse = 1.0 / self.moments[(column, column)];
         let (codes, values) = (&mut self.codes[at.clone()], &mut self.values[at.clone()]);
-        // the slope is no longer needed, what changed takes its place
+        // the slope is no longer needed and is replaced by the change
         match (self.block, self.grids.first()) {
             (Some(block), Some(Grid::Steps { range, .. })) => {
                 let [least, most] = range.map(f32::from);
@@ -224,7 +225,7 @@ mod tests {
     use faer::Mat;
     use ndarray::Array2;
 
-    /// Numbers from -1 to 1, the same each time.
+    /// Reproducible numbers from -1 to 1.
     fn noise(rows: usize, columns: usize, seed: u64) -> Array2<f32> {
         let mut x = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         Array2::from_shape_fn((rows, columns), |_| {
@@ -235,7 +236,7 @@ mod tests {
         })
     }
 
-    /// The moments of inputs that go together.
+    /// Second moments of correlated inputs.
     fn moments(columns: usize) -> Mat<f32> {
         let inputs = noise(2 * columns, columns, 7).dot(&noise(columns, columns, 5));
         Mat::from_fn(columns, columns, |i, j| inputs.column(i).dot(&inputs.column(j)))
@@ -298,7 +299,7 @@ mod tests {
 
     #[test]
     fn no_row_loses_more_than_before() {
-        // groups that aren't whole, blocks wider than a group, one scale
+        // incomplete groups, blocks wider than a group, a single scale
         for (columns, block, range) in [
             (160, 32, [-8, 7]),
             (96, 96, [-8, 7]),
@@ -323,10 +324,10 @@ mod tests {
         let case = Case::new(20, 128, 32, [-8, 7]);
         let (_, scales) = case.descended(&case.nearest());
         assert!(scales.iter().zip(&case.scales()).any(|(new, old)| new != old));
-        // one scale for a row serves others, too
+        // one scale for a row stays, because other columns share it
         let case = Case::new(20, 128, 128, [-8, 7]);
         assert_eq!(case.descended(&case.nearest()).1, case.scales());
-        // blocks of a part that begins within one
+        // blocks of a part that begins within a block
         let case = Case::new(1, 128, 32, [-8, 7]);
         assert_eq!(blocks_of(&case.grids(), 0, 64), Some(32));
         assert_eq!(blocks_of(&case.grids(), 32, 64), Some(32));
@@ -334,7 +335,7 @@ mod tests {
         assert_eq!(blocks_of(&case.grids(), 64, 48), None);
     }
 
-    /// Multiples of other scales than these: the scales are found, and nothing is lost.
+    /// Multiples of scales other than the initial ones: the scales are found and the result is lossless.
     #[test]
     fn scales_of_the_weight_itself_are_found() {
         let (rows, columns) = (8, 64);

@@ -2,62 +2,62 @@
 
 use anec_base::{Diagnostic, Fault};
 
-/// Why a weight can't be held.
+/// Error of converting a weight to a number format.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QuantError {
-    /// fp16 ends at 65504.
+    /// A value beyond 65504, the largest number of fp16.
     #[error(
         "tensor `{tensor}`, row {row}, column {column}: {value} doesn't fit into fp16, whose largest number is 65504"
     )]
     Overflow {
-        /// The tensors that the weight is made of.
+        /// Source tensors of the weight.
         tensor: String,
         /// Row of the weight.
         row: u64,
         /// Column within the row.
         column: u64,
-        /// What stands there.
+        /// Value found.
         value: f32,
     },
-    /// Second moments of inputs that no inputs have.
+    /// Invalid second moments of inputs: negative, NaN or infinite.
     #[error("the second moment of input channel {channel} is {value}, expected a number from 0 on")]
     Moments {
-        /// The channel.
+        /// Input channel.
         channel: usize,
-        /// What stands there.
+        /// Value found.
         value: f32,
     },
-    /// Codes that don't belong to the weight.
-    #[error("weight `{weight}`: {found} codes were chosen for {expected} elements")]
+    /// Number of codes that differs from the weight's number of elements.
+    #[error("weight `{weight}`: {found} codes were chosen, expected {expected}")]
     Codes {
-        /// The weight.
+        /// Key of the weight.
         weight: String,
-        /// Codes.
+        /// Number of codes.
         found: u64,
-        /// Elements.
+        /// Number of elements.
         expected: u64,
     },
-    /// Scales that don't belong to the weight.
+    /// Number of scales that differs from the format's.
     #[error("weight `{weight}`: {found} scales were chosen, expected {expected}")]
     Scales {
-        /// The weight.
+        /// Key of the weight.
         weight: String,
-        /// Scales.
+        /// Number of scales.
         found: u64,
-        /// Scales of its format.
+        /// Number of scales that the format has.
         expected: u64,
     },
-    /// A read that isn't whole blocks.
-    #[error("weight `{weight}`: bytes {offset} to {end} were asked for, which aren't whole granules of {granule}")]
+    /// Read that isn't a whole number of blocks.
+    #[error("weight `{weight}`: read of bytes {offset} to {end} isn't a multiple of {granule} bytes")]
     Granule {
-        /// The weight.
+        /// Key of the weight.
         weight: String,
         /// First byte.
         offset: u64,
         /// One past the last byte.
         end: u64,
-        /// Bytes that reads are multiples of.
+        /// Number of bytes that offsets and lengths are multiples of.
         granule: u64,
     },
 }
@@ -69,14 +69,15 @@ impl Diagnostic for QuantError {
 
     fn help(&self) -> Option<String> {
         match self {
-            QuantError::Overflow { .. } => Some(
-                "`quant.overflow: saturate` holds it at 65504 and reports how many; the model will differ there".into(),
-            ),
-            QuantError::Moments { .. } => {
-                Some("the calibration text makes the model overflow: choose another, or `quant.feedback: none`".into())
+            QuantError::Overflow { .. } => {
+                Some("set `quant.overflow: saturate` to clamp such values to 65504; the report counts them".into())
             }
+            QuantError::Moments { .. } => Some(
+                "the model overflows on the calibration text: choose another text, or set `quant.feedback: none`"
+                    .into(),
+            ),
             QuantError::Granule { .. } | QuantError::Codes { .. } | QuantError::Scales { .. } => {
-                Some("this is a defect of anec; please report it with the manifest".into())
+                Some("report this defect of anec with the manifest".into())
             }
         }
     }

@@ -1,27 +1,27 @@
-//! Error feedback: codes that make the products with real inputs right, rather than each weight by itself (GPTQ, Frantar
-//! et al., arXiv 2210.17323).
+//! Error feedback: codes that preserve products with real inputs rather than each weight by itself (GPTQ, Frantar et
+//! al., arXiv 2210.17323).
 //!
-//! A row `w` of a weight meets inputs `x`. With `H = Σ xᵀx` over a text, codes that stand for `ŵ` cost
+//! A row `w` of a weight is multiplied by inputs `x`. With `H = Σ xᵀx` over a text, codes with the values `ŵ` cost
 //!
 //! ```text
 //! (w - ŵ) H (w - ŵ)ᵀ = Σ_j D_j ((w - ŵ) U)_j²        H = U D Uᵀ, U unit upper triangular
 //! ```
 //!
-//! so each column is rounded after what the columns before it did wrong was added to it:
+//! so that each column is rounded after the errors of the columns before it are added:
 //!
 //! ```text
 //! ŵ_j = round(w_j + Σ_{k<j} (w_k - ŵ_k) U_kj)
 //! ```
 //!
-//! These are GPTQ's codes, in the form that needs no inverse (LDLQ: Chee et al., arXiv 2307.13304, theorem 6). Columns come
-//! in the order of descending `H_jj`: what matters most is rounded while there is most left to make up for it.
+//! These are GPTQ's codes in the form without an inverse (LDLQ: Chee et al., arXiv 2307.13304, theorem 6). Columns are
+//! processed by descending `H_jj`: the most important ones are rounded while the most columns remain to compensate.
 //!
-//! To the diagonal of `H` a share of itself and of its median is added (damping), so that few tokens, repeated or dead
-//! channels leave it positive definite, and that what goes together in these tokens by chance isn't relied upon ([`Damping`]). The mean, which is usual, would be that of the few channels that are
-//! hundreds of times as large as the others in some models, and the others' share in `H` would drown in it; without the median, channels
-//! that the text hardly woke would make up for the errors of the large ones. `H` is factorized in f64, in units in which
-//! its diagonal is 1; everything else is f32. What the codes lose then is made smaller column by column
-//! (`descent.rs`).
+//! Damping adds a share of each diagonal element and of the diagonal's median to the diagonal of `H` ([`Damping`]). It
+//! keeps `H` positive definite for few tokens and for repeated or dead channels, and reduces the effect of chance
+//! correlations. The usual choice, the mean, is dominated in some models by a few channels hundreds of times larger
+//! than the others, whose share in `H` it would drown; without the median, channels that the text hardly activates
+//! would compensate for errors of the large ones. `H` is factorized in f64 after scaling its diagonal to 1; everything
+//! else is f32. Coordinate descent then reduces the remaining error column by column (`descent.rs`).
 
 use std::cmp::{Ordering, Reverse};
 
@@ -37,31 +37,31 @@ use super::QuantError;
 use super::descent::{Descent, blocks_of};
 use super::rounding::Grid;
 
-/// Bits of the coarsest codes whose errors are so small that what is made up for by chance doesn't show either.
+/// Largest number of bits whose errors are large enough for chance correlations to matter.
 const COARSE_BITS: u32 = 4;
-/// Columns that are rounded one after the other before the others hear of their errors.
+/// Number of columns rounded in sequence before their errors are added to the others.
 const BLOCK: usize = 128;
-/// Rows that a thread works on at a time. They don't depend on each other.
+/// Number of rows that a thread works on at a time; rows are independent.
 const ROWS: usize = 256;
 
-/// Share of a channel's moment, and of the median of all, that is added to the channel's.
+/// Share of a channel's moment, and of the median moment, that is added to the channel's moment.
 ///
-/// Codes of up to four bits make large errors, and what they rely upon to make up for them has to be true of other texts: a quarter
-/// where there are as many channels as tokens, in proportion where there are fewer or more, and 0.05 to 0.5. With
-/// others it is 0.1: on Qwen2.5-Coder-0.5B in int8 the worst position has a cosine of 0.9978, and of 0.9959 with 0.05 and 0.9952
-/// with what four bits take, at as much lost over all positions.
+/// Codes of up to four bits make large errors, and the correlations that compensate for them must hold in other texts:
+/// the share is 0.25 if there are as many channels as tokens, proportional otherwise, and limited to 0.05 to 0.5. For
+/// finer codes it is 0.1. On Qwen2.5-Coder-0.5B in int8 the worst position has a cosine of 0.9978, against 0.9959 with
+/// 0.05 and 0.9952 with the share of four bits; the average loss is equal.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Damping(f64);
 
 impl Damping {
-    /// Of coarse codes where there are tokens enough.
+    /// Share for coarse codes with enough tokens.
     pub const LEAST: Damping = Damping(0.05);
-    /// Of all other codes.
+    /// Share for codes of more than four bits.
     pub const FINE: Damping = Damping(0.1);
     const MOST: Damping = Damping(0.5);
     const ONE_CHANNEL_A_TOKEN: f64 = 0.25;
 
-    /// Of the inputs of weights that are held in so many bits.
+    /// Returns the share for weights of `bits` bits whose inputs have `channels` channels over `tokens` tokens.
     pub fn of(channels: usize, tokens: u64, bits: u32) -> Self {
         if bits > COARSE_BITS {
             return Self::FINE;
@@ -71,37 +71,37 @@ impl Damping {
     }
 }
 
-/// How the errors of columns are made up for in others: the factor of a text's second moments.
+/// Distribution of rounding errors to other columns: the factor of a text's second moments.
 pub struct ErrorFeedback {
-    /// Columns in the order in which they are rounded.
+    /// Columns in the order of rounding.
     order: Vec<usize>,
-    /// Nothing where the text said nothing.
+    /// `None` if all moments are zero.
     factor: Option<Factor>,
 }
 
 struct Factor {
-    /// Unit upper triangular, in the order of the columns.
+    /// Unit upper triangular matrix, in the order of the columns.
     upper: Mat<f32>,
-    /// The moments that it is of, damped, by column.
+    /// Damped moments, column-major.
     moments: Mat<f32>,
 }
 
-/// Codes that were chosen for rows of a weight.
+/// Codes chosen for rows of a weight.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowCodes {
-    /// A code for each element.
+    /// Code of each element.
     pub codes: Array2<u8>,
-    /// The scales that go with them, by rows and blocks, where each block of columns has one. They are none where they are those of the
-    /// grids.
+    /// Scales by rows and blocks, if each block of columns has one; `None` if they are those of the grids.
     pub scales: Option<Array2<f16>>,
 }
 
 impl ErrorFeedback {
-    /// The feedback for inputs with the second moments `Σ xᵀx`, `[columns, columns]`, of which the lower triangle is read.
-    /// Moments of zero make for none: weights are rounded to the nearest.
+    /// Returns the feedback for inputs with the second moments `Σ xᵀx`, `[columns, columns]`, of which only the lower
+    /// triangle is read. If all moments are zero, weights are rounded to nearest.
     ///
     /// # Errors
-    /// When a moment is NaN or infinite, or isn't one: smaller than zero.
+    /// Returns [`QuantError::Moments`] if a moment on the diagonal is negative, NaN or infinite, or if the matrix can't
+    /// be factorized.
     pub fn of(moments: ArrayView2<'_, f32>, damping: Damping) -> Result<Self, QuantError> {
         let n = moments.nrows();
         let diagonal: Vec<f32> = (0..n).map(|j| moments[[j, j]]).collect();
@@ -113,18 +113,18 @@ impl ErrorFeedback {
         let mut live: Vec<f64> = diagonal.iter().filter(|value| **value > 0.0).map(|value| f64::from(*value)).collect();
         live.sort_by(f64::total_cmp);
         let Some(median) = live.get(live.len() / 2) else { return Ok(ErrorFeedback { order, factor: None }) };
-        // what rounding of the moments leaves of singular ones can need more
+        // rounding errors in nearly singular moments can need more damping
         let Damping(least) = damping;
         for damping in [least, 4.0 * least, 16.0 * least] {
             let damped: Vec<f64> =
                 diagonal.iter().map(|value| f64::from(*value) * (1.0 + damping) + damping * median).collect();
             let units: Vec<f64> = damped.iter().map(|value| value.sqrt()).collect();
-            // the Cholesky factor of the matrix in reverse order, reversed, is upper triangular
+            // the reversed Cholesky factor of the reversed matrix is upper triangular
             let place = |i: usize| order[n - 1 - i];
             let mut reversed = Mat::<f64>::from_fn(n, n, |i, j| {
                 let (a, b) = (place(i).max(place(j)), place(i).min(place(j)));
                 match i.cmp(&j) {
-                    // the lower triangle is all that is read
+                    // only the lower triangle is read
                     Ordering::Less => 0.0,
                     Ordering::Equal => 1.0,
                     Ordering::Greater => f64::from(moments[[a, b]]) / (units[a] * units[b]),
@@ -150,18 +150,19 @@ impl ErrorFeedback {
         Err(QuantError::Moments { channel: 0, value: f32::NAN })
     }
 
-    /// Columns of the weights that it is for.
+    /// Number of columns of the weights.
     pub fn columns(&self) -> usize {
         self.order.len()
     }
 
-    /// The codes of rows of a weight, `[rows, columns]`, each with its grid, of which the first column is `first_column`. Rows
-    /// don't depend on each other: a weight can be given in parts. Scales of whole blocks of columns are found anew.
+    /// Chooses the codes of rows of a weight, `[rows, columns]`, each with its grid. The first column is `first_column`
+    /// of the whole weight. Rows are independent, so that a weight can be given in parts. Scales of whole blocks are
+    /// adjusted.
     pub fn codes(&self, weight: ArrayView2<'_, f32>, grids: &[Grid<'_>], first_column: usize) -> RowCodes {
         self.choose(weight, grids, first_column, true)
     }
 
-    /// The codes; those of feedback alone if nothing is to be made better after it.
+    /// Chooses codes, by error feedback alone if `descend` is false.
     fn choose(&self, weight: ArrayView2<'_, f32>, grids: &[Grid<'_>], first_column: usize, descend: bool) -> RowCodes {
         let (rows, columns) = weight.dim();
         let mut codes = Array2::zeros((rows, columns));
@@ -197,7 +198,7 @@ impl ErrorFeedback {
         RowCodes { codes, scales }
     }
 
-    /// Rounds some rows, block of columns by block of columns.
+    /// Rounds rows, block of columns by block of columns.
     fn round(
         &self,
         weight: ArrayView2<'_, f32>,
@@ -209,7 +210,7 @@ impl ErrorFeedback {
             weight.indexed_iter().for_each(|((row, column), value)| set(row, column, nearest(row, column, *value).0));
             return;
         };
-        // w - ŵ, column by column
+        // w - ŵ, column-major
         let mut errors = vec![0f32; rows * columns];
         let mut wanted = vec![0f32; rows * BLOCK.min(columns)];
         for start in (0..columns).step_by(BLOCK) {
@@ -219,7 +220,7 @@ impl ErrorFeedback {
             for (j, wanted) in (start..end).zip(wanted.chunks_exact_mut(rows)) {
                 wanted.iter_mut().zip(weight.column(self.order[j])).for_each(|(wanted, value)| *wanted = *value);
             }
-            // what the columns of the blocks before add to these
+            // errors of the columns of earlier blocks
             let known = MatRef::from_column_major_slice(known, rows, start);
             let sum = MatMut::from_column_major_slice_mut(wanted, rows, end - start);
             matmul(sum, Accum::Add, known, factor.as_ref().submatrix(0, start, start, end - start), 1.0, Par::Seq);
@@ -240,7 +241,8 @@ impl ErrorFeedback {
     }
 }
 
-/// Puts the Cholesky factor of a symmetric matrix into its lower triangle; false if it isn't positive definite.
+/// Replaces the lower triangle of a symmetric matrix by its Cholesky factor. Returns false if the matrix isn't positive
+/// definite.
 fn lower_factor(matrix: &mut Mat<f64>) -> bool {
     let (n, parallel, params) = (matrix.nrows(), Par::rayon(0), Spec::<LltParams, f64>::default());
     let mut memory = MemBuffer::new(cholesky_in_place_scratch::<f64>(n, parallel, params));
@@ -256,7 +258,7 @@ mod tests {
     use half::f16;
     use ndarray::ArrayView1;
 
-    /// Numbers from -1 to 1, the same each time.
+    /// Reproducible numbers from -1 to 1.
     fn noise(rows: usize, columns: usize, seed: u64) -> Array2<f32> {
         let mut x = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         Array2::from_shape_fn((rows, columns), |_| {
@@ -267,7 +269,7 @@ mod tests {
         })
     }
 
-    /// The second moments of inputs whose channels go together, some much larger than others.
+    /// Second moments of correlated inputs, some much larger than others.
     fn moments(tokens: usize, channels: usize) -> Array2<f32> {
         let mix = noise(channels, channels, 5);
         let mut inputs = noise(tokens, channels, 7).dot(&mix);
@@ -281,13 +283,13 @@ mod tests {
         weight.iter().fold(0f32, |most, value| most.max(value.abs()))
     }
 
-    /// A scale for each row.
+    /// Returns a scale for each row.
     fn scales_of_rows(weight: &Array2<f32>, most: f32) -> Vec<Vec<f16>> {
         let largest = |row: ArrayView1<'_, f32>| row.iter().fold(1e-6f32, |m, v| m.max(v.abs()));
         weight.rows().into_iter().map(|row| vec![f16::from_f32(largest(row) / most)]).collect()
     }
 
-    /// Integers: the grid of each row, out of its scales.
+    /// Returns the integer grid of each row.
     fn integers(scales: &[Vec<f16>], block: usize, most: i8) -> Vec<Grid<'_>> {
         scales.iter().map(|scales| Grid::Steps { scales, block, range: [-most, most] }).collect()
     }
@@ -310,8 +312,9 @@ mod tests {
         (error.dot(&moments) * &error).sum()
     }
 
-    /// GPTQ as the paper has it, before any rearrangement (optimal brain quantization in a fixed order): each column is
-    /// rounded, its error spread over the others by the inverse of the moments, and its row taken out of the inverse.
+    /// GPTQ as published, before any rearrangement (optimal brain quantization in a fixed order): each column is
+    /// rounded, its error spread over the others by the inverse of the moments, and its row eliminated from the
+    /// inverse.
     fn by_the_paper(weight: &Array2<f32>, moments: &Array2<f32>, scale: f32) -> Array2<u8> {
         let n = weight.ncols();
         let mut diagonal: Vec<f64> = (0..n).map(|j| f64::from(moments[[j, j]])).collect();
@@ -341,7 +344,7 @@ mod tests {
         codes
     }
 
-    /// Gauss and Jordan.
+    /// Gauss-Jordan elimination.
     fn inverse(mut matrix: Array2<f64>) -> Array2<f64> {
         let n = matrix.nrows();
         let mut out = Array2::eye(n);
@@ -370,7 +373,7 @@ mod tests {
             let codes = ErrorFeedback::of(moments.view(), Damping::LEAST).unwrap();
             let codes = codes.choose(weight.view(), &integers(&scales, columns, 127), 0, false).codes;
             let expected = by_the_paper(&weight, &moments, scales[0][0].to_f32());
-            // f32 and f64 can round a number in the middle to different sides; what follows then differs, too
+            // f32 and f64 can round a midpoint differently, after which codes diverge
             let same = codes.iter().zip(&expected).filter(|(a, b)| a == b).count();
             assert!(same * 50 >= codes.len() * 49, "{same} of {} codes of {rows} x {columns}", codes.len());
         }
@@ -378,7 +381,7 @@ mod tests {
 
     #[test]
     fn every_grid_loses_less_than_by_rounding() {
-        // more rows and columns than a block has, and not a multiple of them
+        // more rows and columns than a block, and no multiple of it
         let (rows, columns) = (300, 333);
         let (weight, moments) = (noise(rows, columns, 3), moments(400, columns));
         let (feedback, rounding) = (
@@ -418,7 +421,7 @@ mod tests {
         assert_eq!([Damping::of(896, 10, 8), Damping::of(896, 0, 6)], [Damping::FINE; 2]);
     }
 
-    /// Of few tokens, what goes together in them by chance: relied upon, it is wrong for others.
+    /// Correlations of few tokens arise by chance and don't hold for others.
     #[test]
     fn few_tokens_are_relied_upon_less() {
         let (rows, columns) = (60, 120);
@@ -469,7 +472,7 @@ mod tests {
             0,
         );
         let codes = ErrorFeedback::of(moments.view(), Damping::LEAST).unwrap().codes(weight.view(), &grids, 0);
-        // the product with the one token is what counts, and comes out almost exactly
+        // only the product with the one token counts; it is almost exact
         let costs = [&codes, &rounding].map(|codes| cost(&weight, &values(&grids, codes), &moments));
         assert!(costs[0] < 0.1 * costs[1], "{costs:?}");
         for dead in [0, 7, 39] {
@@ -478,7 +481,7 @@ mod tests {
         assert!(codes.codes.row(3).iter().all(|code| *code == 0));
     }
 
-    /// A few channels hundreds of times as large as the others: their errors are made up for in the others.
+    /// Errors of a few channels hundreds of times larger than the others are compensated by the others.
     #[test]
     fn errors_of_massive_channels_are_made_up_for() {
         let columns = 120;
@@ -496,7 +499,7 @@ mod tests {
         assert!(cost(&weight, &chosen, &moments) < 0.3 * cost(&weight, &nearest, &moments));
     }
 
-    /// A palette stays what it is: a constant row takes one level, one without weights the level nearest to zero.
+    /// A palette is fixed: a constant row takes one level, a row of zeros the level nearest to zero.
     #[test]
     fn constant_rows_and_one_token_suit_palettes() {
         let columns = 60;
@@ -515,7 +518,7 @@ mod tests {
         assert!(costs[0] < 0.1 * costs[1], "{costs:?}");
     }
 
-    /// Columns of a part of the weight, such as an expert's, have the scales of their place.
+    /// Columns of a part of the weight, such as an expert's, use the scales of their position.
     #[test]
     fn blocks_are_counted_from_the_first_column() {
         let weight = noise(5, 64, 3);
@@ -528,7 +531,7 @@ mod tests {
         let nearest = |columns: usize| ErrorFeedback { order: (0..columns).collect(), factor: None };
         let whole = nearest(64).codes(weight.view(), &grids, 0);
         let part = nearest(40).codes(weight.slice_axis(Axis(1), (24..64).into()), &grids, 24);
-        // scales aren't found anew where parts don't begin with blocks
+        // scales aren't adjusted in parts that don't begin with a block
         assert_eq!((part.scales, whole.scales.map(|scales| scales.dim())), (None, Some((5, 4))));
         assert_eq!(part.codes, whole.codes.slice_axis(Axis(1), (24..64).into()));
         let feedback = ErrorFeedback::of(moments(80, 32).view(), Damping::LEAST).unwrap();
@@ -539,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn moments_that_are_none_are_refused() {
+    fn invalid_moments_are_refused() {
         let mut moments = moments(20, 10);
         moments[[4, 4]] = f32::NAN;
         let error = ErrorFeedback::of(moments.view(), Damping::LEAST).err().unwrap();

@@ -1,4 +1,4 @@
-//! Weights as fp16: all that isn't quantized.
+//! Weights as fp16: the format of everything that isn't quantized.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use anec_manifest::Overflow;
 use anec_mil::Content;
 use anec_source::SourceWeight;
 
-/// Largest number of fp16.
+/// Largest finite number of fp16.
 pub const LARGEST: f32 = 65504.0;
 
-/// A weight converted to fp16 as it is read, rounded to nearest even.
+/// Weight converted to fp16 as it is read, rounded to nearest even.
 pub struct Fp16 {
     weight: SourceWeight,
     blocks: Blocks,
@@ -24,26 +24,27 @@ pub struct Fp16 {
 }
 
 impl Fp16 {
-    /// The fp16 form of a weight.
+    /// Returns the fp16 form of a weight.
     pub fn new(weight: SourceWeight, overflow: Overflow) -> Self {
         let blocks = Blocks::of(&weight);
         Fp16 { weight, blocks, overflow, measures: Arc::new(RoundingError::new(blocks.count())) }
     }
 
-    /// The same, read so many rows at a time: for a weight whose rows are computed better together.
+    /// Returns the fp16 form of a weight that is read `rows` rows at a time, for weights whose rows are computed faster
+    /// together.
     pub fn by_rows(weight: SourceWeight, overflow: Overflow, rows: u64) -> Self {
         let blocks = Blocks::of_rows(&weight, rows);
         Fp16 { weight, blocks, overflow, measures: Arc::new(RoundingError::new(blocks.count())) }
     }
 
-    /// What the conversion loses; complete once all was read.
+    /// Returns the conversion error; complete once all of the weight is read.
     pub fn measures(&self) -> Arc<RoundingError> {
         self.measures.clone()
     }
 
     fn convert(&self, block: usize, values: &mut [f32], out: &mut [u8]) -> Result<()> {
         let rows = self.blocks.rows(block);
-        // fp16 as bytes: little-endian, as every platform that Core ML or this crate knows
+        // little-endian, as on every platform that Core ML or this crate supports
         let (halves, _) = out.as_chunks_mut::<2>();
         let values = &mut values[..halves.len()];
         self.weight.read_rows(rows.start, values)?;
@@ -88,7 +89,7 @@ impl Content for Fp16 {
     }
 }
 
-/// The block that a read begins with.
+/// Returns the block that a read begins with.
 pub(super) fn first_block(
     weight: &SourceWeight,
     length: u64,
@@ -105,7 +106,7 @@ pub(super) fn first_block(
     }
 }
 
-/// The error for the first value that fp16 can't hold.
+/// Returns the error for the first value that fp16 can't hold.
 pub(super) fn overflow(weight: &SourceWeight, first_row: u64, values: &[f32]) -> QuantError {
     let index = values.iter().position(|v| v.abs() > LARGEST).unwrap_or(0);
     let columns = weight.columns().max(1);
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fp16_cannot_hold_is_an_error_or_saturates_by_choice() {
+    fn values_beyond_fp16_are_errors_or_saturate_by_choice() {
         let values = vec![0.0, 1.0, -7e4, 1e-9, 1.0, 1.0];
         let error = bytes(&Fp16::new(weight(values.clone(), 2), Overflow::Error)).unwrap_err();
         let expected = "row 1, column 0: -70000 doesn't fit into fp16, whose largest number is 65504";
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_names_its_place() {
+    fn nan_is_reported_with_its_place() {
         let mut values = vec![0.5; 100_000];
         values[77_777] = f32::NAN;
         let error = bytes(&Fp16::new(weight(values, 10), Overflow::Saturate)).unwrap_err();

@@ -1,29 +1,29 @@
-//! What a weight of a number format consists of, known before any of it is read.
+//! Layout of a weight in a number format, known before any of the weight is read.
 
 use anec_manifest::{Granularity, NumberFormat, WeightFormat};
 use anec_mil::DataType;
 
-/// The parts of a weight in a number format and their sizes.
+/// Parts of a weight in a number format and their sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightLayout {
-    /// Output channels.
+    /// Number of output channels.
     pub rows: u64,
-    /// Elements of each.
+    /// Number of elements per output channel.
     pub columns: u64,
     /// Type of the elements.
     pub dtype: DataType,
-    /// How many weights share one scale, or one palette: the format's, fitted to the shape.
+    /// Weights that share one scale or one palette: the format's granularity, fitted to the shape.
     pub granularity: Granularity,
-    /// Scales: how many along rows, and along columns.
+    /// Number of scales along rows and along columns.
     pub scales: Option<[u64; 2]>,
-    /// Palettes, each for equally many rows.
+    /// Number of palettes; each serves an equal number of rows.
     pub palettes: Option<u64>,
     /// Whether each row has a scale that its product is multiplied by.
     pub row_scales: bool,
 }
 
 impl WeightLayout {
-    /// The layout of a weight of so many rows and columns.
+    /// Returns the layout of a weight of shape `[rows, columns]`.
     pub fn of(format: NumberFormat, rows: u64, columns: u64) -> Self {
         let granularity = match format.granularity {
             Granularity::Group(most) => Granularity::Group(divisor(rows, most)),
@@ -62,38 +62,38 @@ impl WeightLayout {
         }
     }
 
-    /// Bytes of the elements.
+    /// Size of the elements in bytes.
     pub fn data_bytes(&self) -> u64 {
         self.dtype.packed_bytes(self.rows * self.columns)
     }
 
-    /// Bytes of the scales of integers.
+    /// Size of the integers' scales in bytes.
     pub fn scale_bytes(&self) -> u64 {
         self.scales.map_or(0, |[rows, columns]| 2 * rows * columns)
     }
 
-    /// Numbers of a palette.
+    /// Number of entries in a palette.
     pub fn entries(&self) -> u64 {
         1 << self.dtype.bits()
     }
 
-    /// Bytes of the palettes.
+    /// Size of the palettes in bytes.
     pub fn palette_bytes(&self) -> u64 {
         self.palettes.map_or(0, |palettes| 2 * palettes * self.entries())
     }
 
-    /// Bytes of the scales of rows.
+    /// Size of the row scales in bytes.
     pub fn row_scale_bytes(&self) -> u64 {
         if self.row_scales { 2 * self.rows } else { 0 }
     }
 
-    /// Bytes of everything.
+    /// Total size in bytes.
     pub fn bytes(&self) -> u64 {
         self.data_bytes() + self.scale_bytes() + self.palette_bytes() + self.row_scale_bytes()
     }
 }
 
-/// The largest number up to `most` that divides `all`.
+/// Returns the largest number up to `most` that divides `all`.
 fn divisor(all: u64, most: u64) -> u64 {
     (1..=most.min(all)).rev().find(|n| all.is_multiple_of(*n)).unwrap_or(1)
 }

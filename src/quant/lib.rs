@@ -1,8 +1,8 @@
 //! Weights in the number formats of a package.
 //!
-//! A weight becomes [`Content`](anec_mil::Content)s that read, convert and measure their rows when the package
-//! writer asks for the bytes: nothing is held but the rows in work. What converts is decided by the weight's role
-//! (see [`Quant`](anec_manifest::Quant)), never by its size.
+//! A weight becomes [`Content`](anec_mil::Content)s that read, convert and measure rows when the package writer asks
+//! for their bytes. Only the rows being converted are in memory. The format follows from the weight's role (see
+//! [`Quant`](anec_manifest::Quant)), never from its size.
 //!
 //! ```
 //! use anec_manifest::{Granularity, NumberFormat, Overflow, WeightFormat};
@@ -21,20 +21,20 @@
 //! # Ok::<(), anec_base::Error>(())
 //! ```
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
-//! | [`coded`] | weights as codes: integers and indices, as they are read |
-//! | [`layout`] | the parts of a weight in each number format, and their sizes |
-//! | [`scales`] | symmetric integers with a scale for a tensor, a channel or a block |
-//! | [`palette`] | palettes for a tensor or for groups of rows |
-//! | [`clip`] | where the steps of a whole tensor end |
+//! | [`coded`] | quantized weights: integers or palette indices, computed as they are read |
+//! | [`layout`] | parts of a weight in each number format, and their sizes |
+//! | [`scales`] | symmetric integers with a scale per tensor, channel or block |
+//! | [`palette`] | palettes per tensor or per group of rows |
+//! | [`clip`] | clipping range of a per-tensor scale |
 //! | [`cluster`] | exact one-dimensional k-means |
-//! | [`rounding`] | which code a value becomes |
-//! | [`chosen`] | codes that were chosen before |
-//! | [`feedback`] | codes that make up for each other's errors, by the second moments of the inputs |
-//! | `descent` | codes and scales that are the best while all others stay |
-//! | [`fp16`] | half precision, for all that isn't quantized |
-//! | [`measure`] | what the conversion lost, summed the same whatever the order of reads |
+//! | [`rounding`] | rounding of values to codes |
+//! | [`chosen`] | codes chosen before the weight is written |
+//! | [`feedback`] | error feedback (GPTQ) by the second moments of the inputs |
+//! | `descent` | coordinate descent on codes and scales |
+//! | [`fp16`] | half precision for weights that aren't quantized |
+//! | [`measure`] | conversion error, independent of the order of reads |
 
 #![forbid(unsafe_code)]
 
@@ -68,8 +68,8 @@ use std::ops::Range;
 
 use anec_source::SourceWeight;
 
-/// The division of a weight's rows into blocks: the unit of reading, of parallel work and of measuring. One block of
-/// f32 fits into a core's innermost cache, where it is decoded, looked through and converted.
+/// Division of a weight's rows into blocks: the unit of reading, of parallel work and of measuring. One block of f32
+/// fits into a core's innermost cache, where it is decoded, scanned and converted.
 #[derive(Clone, Copy, Debug)]
 pub struct Blocks {
     rows: u64,
@@ -78,24 +78,24 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// Elements that a block has at most, if a row has no more.
+    /// Maximum number of elements in a block of more than one row.
     const ELEMENTS: u64 = 1 << 13;
 
-    /// The blocks of a weight.
+    /// Returns the blocks of a weight.
     pub fn of(weight: &SourceWeight) -> Self {
         let (rows, columns) = (weight.rows(), weight.columns());
         Blocks { rows, columns, rows_per_block: (Self::ELEMENTS / columns.max(1)).max(1) }
     }
 
-    /// Blocks of so many rows.
+    /// Returns blocks of `rows` rows each.
     pub fn of_rows(weight: &SourceWeight, rows: u64) -> Self {
         Blocks { rows: weight.rows(), columns: weight.columns(), rows_per_block: rows.max(1) }
     }
 
-    /// Blocks of at least so many rows, each of whole bytes where elements have so many bits.
+    /// Returns blocks of at least `rows` rows, each a whole number of bytes at `bits` bits per element.
     pub fn packed(weight: &SourceWeight, bits: u64, rows: u64) -> Self {
         let blocks = Self::of(weight);
-        // as many rows as make up whole bytes: a power of two
+        // rows that together fill whole bytes: a power of two
         let together = 8 >> (blocks.columns * bits).trailing_zeros().min(3);
         let rows_per_block = blocks.rows_per_block.max(rows).next_multiple_of(together);
         Blocks { rows_per_block, ..blocks }
@@ -106,23 +106,23 @@ impl Blocks {
         self.rows.div_ceil(self.rows_per_block) as usize
     }
 
-    /// Blocks that a thread converts one after another: fewer aren't worth another thread.
+    /// Number of blocks that a thread converts in sequence; fewer don't pay for another thread.
     pub fn at_a_time(&self) -> usize {
         ((1 << 20) / self.elements().max(1)).max(1) as usize
     }
 
-    /// Elements of a whole block; the last can have fewer.
+    /// Number of elements in a whole block; the last block can have fewer.
     pub fn elements(&self) -> u64 {
         self.rows_per_block * self.columns
     }
 
-    /// Rows of one block.
+    /// Returns the rows of a block.
     pub fn rows(&self, block: usize) -> Range<u64> {
         let first = block as u64 * self.rows_per_block;
         first..self.rows.min(first + self.rows_per_block)
     }
 
-    /// Values of one row.
+    /// Number of values in a row.
     pub fn columns(&self) -> u64 {
         self.columns
     }

@@ -1,5 +1,5 @@
-//! What a conversion lost. Sums are kept for each block and added up in order at the end, so that they come out the
-//! same whatever the order and number of threads.
+//! Conversion error. Sums are kept per block and added in order at the end, so that totals don't depend on the order or
+//! number of threads.
 
 use std::sync::OnceLock;
 
@@ -8,37 +8,37 @@ use serde::{Deserialize, Serialize};
 
 use anec_kernels::quantize::Squares;
 
-/// What the conversion of one block lost.
+/// Conversion error of one block.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BlockLoss {
     /// Sums of squares.
     pub squares: Squares,
-    /// Largest magnitude among the source's values, in the block or in all that share a scale with it.
+    /// Largest magnitude among the source's values, in the block or in all blocks that share its scale.
     pub largest: f32,
-    /// Values held at the largest number of the format.
+    /// Number of values clamped to the format's largest number.
     pub saturated: u64,
-    /// Values other than zero that became zero.
+    /// Number of non-zero values that became zero.
     pub vanished: u64,
 }
 
-/// The measures of a weight while its blocks are converted.
+/// Conversion errors of a weight, collected while its blocks are converted.
 #[derive(Debug)]
 pub struct RoundingError {
     blocks: Vec<OnceLock<BlockLoss>>,
 }
 
 impl RoundingError {
-    /// No block measured yet.
+    /// Returns measures of `blocks` blocks, none of them measured yet.
     pub fn new(blocks: usize) -> Self {
         RoundingError { blocks: (0..blocks).map(|_| OnceLock::new()).collect() }
     }
 
-    /// Keeps what a block lost. A block can be converted again; it loses the same.
+    /// Records the error of a block. A block that is converted again has the same error.
     pub fn set(&self, block: usize, loss: BlockLoss) {
         let _ = self.blocks[block].set(loss);
     }
 
-    /// The loss of the whole weight, once every block was converted.
+    /// Returns the error of the whole weight, or `None` until every block is converted.
     pub fn total(&self) -> Option<Loss> {
         let mut sum = BlockLoss::default();
         for block in &self.blocks {
@@ -49,7 +49,7 @@ impl RoundingError {
             sum.vanished += loss.vanished;
         }
         let Squares { source, result, error } = sum.squares;
-        // equal sums of squares make this 1 - error / (2 source), which loses nothing to cancellation
+        // for equal sums of squares this is 1 - error / (2 source), free of cancellation
         let cosine = if source == 0.0 && result == 0.0 {
             1.0
         } else if source == 0.0 || result == 0.0 {
@@ -63,18 +63,18 @@ impl RoundingError {
     }
 }
 
-/// What the conversion of a weight lost.
+/// Conversion error of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Loss {
     /// Root of the mean squared difference, divided by the root of the mean square of the source's values.
     pub relative_rms_error: f64,
-    /// Cosine of the angle between the source's values and what they became.
+    /// Cosine of the angle between source values and converted values.
     pub cosine: f64,
     /// Largest magnitude among the source's values.
     pub largest: f32,
-    /// Values held at the largest number of the format (`quant.overflow: saturate`).
+    /// Number of values clamped to the format's largest number (`quant.overflow: saturate`).
     pub saturated: u64,
-    /// Values other than zero that became zero.
+    /// Number of non-zero values that became zero.
     pub vanished: u64,
 }
 
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_but_zeros_loses_nothing() {
+    fn zeros_lose_nothing() {
         let measures = RoundingError::new(1);
         measures.set(0, BlockLoss::default());
         let total = measures.total().unwrap();

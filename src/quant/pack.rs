@@ -1,8 +1,9 @@
-//! Codes of fewer than eight bits, packed least significant bit first across byte borders, as weight files hold them.
+//! Packing of codes of fewer than eight bits: least significant bit first, across byte borders, as in weight files.
 
-/// Packs the low bits of codes, fewer than eight of each; bits that fill the last byte are zero. `out` is as long as that needs.
+/// Packs the low `bits` bits of each code, where `bits` is below 8. Bits that fill up the last byte are zero. `out` has
+/// exactly the length needed.
 pub fn pack(codes: &[u8], bits: u32, out: &mut [u8]) {
-    // eight codes are as many bytes as a code has bits
+    // eight codes take `bits` bytes
     for (codes, out) in codes.chunks(8).zip(out.chunks_mut(bits as usize)) {
         let mask = (1u64 << bits) - 1;
         let word = codes.iter().rev().fold(0u64, |word, code| word << bits | u64::from(*code) & mask);

@@ -1,17 +1,17 @@
-//! Palettes: `weight = levels[q]`, or `weight = scale * levels[q]` with a scale for each row, for indices of 1 to 8 bits.
-//! Rows of a group share the `2^bits` levels, or all rows do.
+//! Palettes: `weight = levels[q]`, or `weight = scale * levels[q]` with a scale per row, for indices of 1 to 8 bits. A
+//! palette of `2^bits` levels serves a group of rows or all rows.
 //!
-//! The levels are the centres of exact k-means ([`cluster`](super::cluster)) over the weights rounded to fp16, in which
-//! there are no more than 65,536 different ones; those that are nearer to each other than a [`FINENESS`]th of the step of
-//! equally many even levels are one point. Of 256 levels the first and last are the extremes of the weights, since it is the few
-//! largest weights that make a model's largest activations. Of 16 or fewer, a weight counts by the root of its input's second
-//! moment where that is known: a channel hundreds of times as large as the others has its own few weights among the levels.
-//! Else error feedback, which rounds such a channel first, would move all other weights beyond their levels to make up for it.
+//! Levels are the centres of exact k-means ([`cluster`](super::cluster)) over the weights rounded to fp16, of which
+//! there are at most 65,536 different ones. Values nearer to each other than a [`FINENESS`]th of the step of an even
+//! grid are merged into one point. Palettes of 256 levels keep the extremes of the weights, because the few largest
+//! weights produce a model's largest activations. In palettes of up to 16 levels, a weight counts by the root of its
+//! input's second moment if that is known, so that a channel hundreds of times larger than the others gets levels of
+//! its own. Otherwise error feedback, which rounds such a channel first, would push all other weights beyond their
+//! levels to compensate.
 //!
-//! A row's scale, its largest magnitude, makes rows of different size alike; the square of it is a weight of the row, so that
-//! the error is the least in the weights as they were. The hardware
-//! sums `levels[q] * x` in half precision before the scale comes to bear, so that the levels are kept a [`HEADROOM`]th of
-//! what they would be, and the scales that much larger.
+//! A row scale, the row's largest magnitude, makes rows comparable; its square weights the row, so that the error is
+//! least in the original weights. The hardware sums `levels[q] * x` in half precision before it applies the row scale,
+//! so that levels are divided by [`HEADROOM`] and row scales multiplied by it.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -29,45 +29,43 @@ use super::reader::RowReader;
 use anec_base::Result;
 use anec_kernels::level_table::LevelTable;
 
-/// Points by which the step of even levels is divided at least.
+/// Minimum number of points per step of an even grid.
 pub const FINENESS: f32 = 32.0;
-/// By what the levels of rows with a scale are divided, for the sum of their products to stay within half precision.
+/// Divisor of the levels of rows with a scale, so that sums of products stay within half precision.
 pub const HEADROOM: f32 = 16.0;
-/// From as many weights on, they are counted by value; fewer are sorted.
+/// Number of weights from which on they are counted by value; fewer are sorted.
 const MANY: u64 = 1 << 18;
-/// The weight of the row that counts most, and of the row and the column where columns differ, too: the sum over all weights
-/// is a whole number of 64 bits.
+/// Weight of the row that counts most, alone and together with column weights. Sums over all weights fit into 64 bits.
 const FULL_WEIGHT: f32 = (1u32 << 30) as f32;
 const FULL_SHARED: f32 = (1u32 << 16) as f32;
-/// Levels up to which weights count by their inputs.
+/// Largest palette in which weights count by their inputs.
 const MOST_WEIGHTED: u64 = 16;
-/// Part of the mean that is added to a column's second moment: none counts nothing.
+/// Share of the mean that is added to a column's second moment, so that every column counts.
 const LEAST_MOMENT: f64 = 0.05;
 
-/// The palettes of a weight.
+/// Palettes of a weight.
 pub(crate) struct Palettes {
     pub(crate) entries: usize,
-    /// Rows that share a palette.
+    /// Number of rows that share a palette.
     pub(crate) group: u64,
     row_scales: bool,
     pinned: bool,
-    /// How much each column counts; none where all count alike.
+    /// Weight of each column; empty if all count alike.
     columns: Vec<u32>,
     known: OnceLock<KnownPalettes>,
 }
 
-/// Palettes that were made.
+/// Computed palettes.
 pub(crate) struct KnownPalettes {
-    /// Of one group of rows after another.
+    /// Palette of each group of rows.
     pub(crate) levels: Vec<LevelTable>,
-    /// A scale for each row, where there are some.
+    /// Scale of each row; empty if rows have none.
     pub(crate) row_scales: Vec<f16>,
     /// Largest magnitude of the tensor.
     pub(crate) largest: f32,
 }
 
 impl Palettes {
-    /// No palettes yet.
     pub(crate) fn new(layout: &WeightLayout, moments: Option<&[f32]>) -> Self {
         let palettes = layout.palettes.unwrap_or(1).max(1);
         let moments = moments.filter(|_| layout.entries() <= MOST_WEIGHTED);
@@ -81,7 +79,8 @@ impl Palettes {
         }
     }
 
-    /// The palettes: made by a pass over all weights where they aren't known yet. Nothing waits for another thread here.
+    /// Returns the palettes, computed in a pass over all weights at the first call. Threads don't wait for each other
+    /// here.
     pub(crate) fn known(&self, reader: &RowReader, blocks: Blocks) -> Result<&KnownPalettes> {
         if let Some(known) = self.known.get() {
             return Ok(known);
@@ -112,7 +111,7 @@ impl Palettes {
         Ok(KnownPalettes { levels, row_scales: scales, largest: f32::from_bits(largest.into_inner()) })
     }
 
-    /// The palette of points, by value.
+    /// Returns the palette of values given as keys and weights.
     fn levels(&self, counts: impl Iterator<Item = (u16, u64)> + Clone) -> LevelTable {
         let values = || counts.clone().map(|(key, _)| of_key(key));
         let (Some(first), Some(last)) = (values().next(), values().last()) else {
@@ -135,13 +134,13 @@ impl Palettes {
         }
         points.iter_mut().for_each(|point| point.value /= point.weight);
         let pinned = self.pinned.then_some([first.into(), last.into()]);
-        // fp16 keeps the order
+        // fp16 preserves the order
         let levels = centres(&points, self.entries, pinned).into_iter().map(|c| f16::from_f64(c).to_f32());
         LevelTable::new(levels.collect())
     }
 }
 
-/// The scale of every row: a pass over all weights.
+/// Returns the scale of every row, in a pass over all weights.
 fn row_scales(reader: &RowReader, blocks: Blocks) -> Result<Vec<f16>> {
     let of_block = |values: &mut Vec<f32>, block: usize| {
         let rows = blocks.rows(block);
@@ -153,21 +152,21 @@ fn row_scales(reader: &RowReader, blocks: Blocks) -> Result<Vec<f16>> {
     Ok(scales?.concat())
 }
 
-/// One pass over the weights.
+/// Pass over the weights.
 struct Pass<'a> {
     own: &'a Palettes,
     reader: &'a RowReader,
-    /// Of all rows, or of none.
+    /// Scales of all rows; empty if rows have none.
     scales: &'a [f16],
     row_weights: &'a [u32],
     largest: &'a AtomicU32,
 }
 
-/// How often each number of fp16 is there, by its key, and room to read.
+/// Count of each fp16 number by its key, and read buffers.
 type Counts = (Vec<u64>, Vec<f32>, Vec<f16>);
 
 impl Pass<'_> {
-    /// Reads rows, divided by their scales.
+    /// Reads rows and divides them by their scales.
     fn load(&self, rows: Range<u64>, values: &mut Vec<f32>, halves: &mut Vec<f16>) -> Result<()> {
         self.reader.load(rows.clone(), values)?;
         let largest = self.reader.largest(rows.start, values)?;
@@ -184,12 +183,12 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// How much the weights of a row count.
+    /// Returns the weight of a row's values.
     fn weight(&self, row: u64) -> u64 {
         self.row_weights.get(row as usize).copied().map_or(1, u64::from)
     }
 
-    /// The palette of few rows.
+    /// Returns the palette of a small group, by sorting.
     fn sort(&self, rows: Range<u64>, buffers: &mut (Vec<f32>, Vec<f16>, Vec<(u16, u64)>)) -> Result<LevelTable> {
         let (values, halves, keys) = buffers;
         self.load(rows.clone(), values, halves)?;
@@ -208,7 +207,7 @@ impl Pass<'_> {
         Ok(self.own.levels(same.map(|same| (same[0].0, same.iter().map(|(_, weight)| weight).sum()))))
     }
 
-    /// The palette of many rows: sums of whole numbers, which are the same in any order.
+    /// Returns the palette of a large group, by counting. Sums are integers, so that their order doesn't matter.
     fn count(&self, rows: Range<u64>, blocks: Blocks) -> Result<LevelTable> {
         let columns = self.reader.columns().max(1);
         let at_a_time = (blocks.elements() / columns as u64).max(1) * blocks.at_a_time() as u64;
@@ -242,14 +241,14 @@ impl Pass<'_> {
     }
 }
 
-/// Holds values at fp16's largest number.
+/// Clamps values to the range of fp16.
 pub(crate) fn saturate(values: &mut [f32], largest: f32) {
     if largest > LARGEST {
         values.iter_mut().for_each(|value| *value = value.clamp(-LARGEST, LARGEST));
     }
 }
 
-/// What a row is divided by: never zero or subnormal.
+/// Returns the scale of a row: never zero or subnormal.
 fn row_scale(values: &[f32]) -> f16 {
     let largest = anec_kernels::quantize::largest_magnitude(values);
     if largest == 0.0 {
@@ -258,7 +257,7 @@ fn row_scale(values: &[f32]) -> f16 {
     f16::from_f32((largest * HEADROOM).min(LARGEST)).max(f16::MIN_POSITIVE)
 }
 
-/// The order of halves, as whole numbers.
+/// Maps fp16 numbers to integers of the same order.
 fn key(half: f16) -> u16 {
     let bits = half.to_bits();
     if bits & 0x8000 == 0 { bits | 0x8000 } else { !bits }
@@ -269,7 +268,7 @@ fn of_key(key: u16) -> f32 {
     f16::from_bits(bits).to_f32()
 }
 
-/// How much columns count whose inputs have these second moments: by their roots.
+/// Returns weights of columns: the roots of the second moments of their inputs.
 fn column_weights(moments: &[f32]) -> Vec<u32> {
     let sum: f64 = moments.iter().map(|moment| f64::from(*moment)).sum();
     let mean = sum / moments.len().max(1) as f64;
@@ -281,7 +280,7 @@ fn column_weights(moments: &[f32]) -> Vec<u32> {
     roots.iter().map(|root| whole((root / most) as f32, FULL_SHARED)).collect()
 }
 
-/// A share as a whole number: never nothing.
+/// Converts a share to an integer of at least 1.
 fn whole(share: f32, full: f32) -> u32 {
     if share > 0.0 { 1 + (share.min(1.0) * full) as u32 } else { 1 }
 }

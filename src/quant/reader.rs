@@ -1,4 +1,4 @@
-//! Reading a weight's rows, refusing what no format holds.
+//! Reader of a weight's rows that refuses values which no format can hold.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use anec_kernels::quantize;
 use anec_manifest::Overflow;
 use anec_source::SourceWeight;
 
-/// A weight and what to do with numbers beyond fp16.
+/// Weight and the treatment of values beyond fp16.
 pub(crate) struct RowReader {
     pub(crate) weight: SourceWeight,
     overflow: Overflow,
@@ -23,18 +23,18 @@ impl RowReader {
         self.weight.columns() as usize
     }
 
-    /// Reads rows.
     pub(crate) fn load(&self, rows: Range<u64>, values: &mut Vec<f32>) -> Result<()> {
         values.resize((rows.end - rows.start) as usize * self.columns(), 0.0);
         Ok(self.weight.read_rows(rows.start, values)?)
     }
 
-    /// The largest magnitude of rows that were read, which are refused if they can't be held.
+    /// Returns the largest magnitude of rows that were read. NaN, infinity and, unless saturation is allowed, values
+    /// beyond fp16 are errors.
     pub(crate) fn largest(&self, first_row: u64, values: &[f32]) -> Result<f32> {
         self.held(quantize::largest_magnitude(values), first_row, values)
     }
 
-    /// The same, where the largest magnitude is known.
+    /// Checks rows whose largest magnitude is known, as [`largest`](Self::largest) does.
     pub(crate) fn held(&self, largest: f32, first_row: u64, values: &[f32]) -> Result<f32> {
         if !largest.is_finite() {
             self.weight.check_finite(first_row, values)?;

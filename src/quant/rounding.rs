@@ -1,32 +1,32 @@
-//! Which code of a grid a value becomes. The nearest, if nobody knows better; error feedback decides otherwise.
+//! Rounding of values to codes of a grid: to nearest by default, or by error feedback.
 
 use anec_base::Result;
 use anec_kernels::level_table::LevelTable;
 use half::f16;
 
-/// The numbers that a row's codes stand for.
+/// Numbers that a row's codes stand for.
 #[derive(Clone, Copy, Debug)]
 pub enum Grid<'a> {
-    /// `scale * q` for whole `q` of a range; blocks of equally many columns have a scale each.
+    /// `scale * q` for integers `q` of a range; each block of columns has its own scale.
     Steps {
-        /// A scale for each block.
+        /// Scale of each block.
         scales: &'a [f16],
-        /// Columns of a block.
+        /// Number of columns in a block.
         block: usize,
-        /// The least and the largest code.
+        /// Least and largest code.
         range: [i8; 2],
     },
     /// `scale * levels[q]`, ascending.
     Levels {
         /// The palette.
         levels: &'a LevelTable,
-        /// What the row's values were divided by.
+        /// Divisor of the row's values.
         scale: f32,
     },
 }
 
 impl Grid<'_> {
-    /// The code whose number is nearest to a value of a column. Negative codes are in two's complement.
+    /// Returns the code nearest to a value of a column. Negative codes are in two's complement.
     pub fn nearest(&self, column: usize, value: f32) -> u8 {
         match self {
             Grid::Steps { scales, block, range } => {
@@ -38,7 +38,7 @@ impl Grid<'_> {
         }
     }
 
-    /// The scale of a block of columns, or of the row.
+    /// Returns the scale of a block of columns, or of the row.
     pub(crate) fn scale(&self, block: usize) -> f16 {
         match self {
             Grid::Steps { scales, .. } => scales[block],
@@ -46,7 +46,7 @@ impl Grid<'_> {
         }
     }
 
-    /// The number that a code stands for.
+    /// Returns the number that a code stands for.
     pub fn value(&self, column: usize, code: u8) -> f32 {
         match self {
             Grid::Steps { scales, block, .. } => scales[column / block].to_f32() * f32::from(code as i8),
@@ -55,19 +55,19 @@ impl Grid<'_> {
     }
 }
 
-/// Chooses the codes of whole rows, whose grids are known. An implementation gives the same codes whatever rows it is
-/// asked for together, and in whatever order.
+/// Choice of codes for whole rows with known grids. The codes don't depend on which rows are asked for together or in
+/// what order.
 pub trait Rounding: Send + Sync {
-    /// Rows that are best rounded together.
+    /// Number of rows that are rounded most efficiently together.
     fn rows_at_a_time(&self) -> u64 {
         1
     }
 
-    /// Writes the code of every value: rows from `first_row` on, one after another, each with its grid. `values` and
-    /// `codes` are as long as the grids' rows together.
+    /// Writes the code of every value of the rows from `first_row` on, one grid per row. `values` and `codes` have the
+    /// length of all grids' rows together.
     ///
     /// # Errors
-    /// When what the choice rests on can't be had.
+    /// Returns an error if data that the choice depends on can't be read.
     fn round(&self, first_row: u64, values: &[f32], grids: &[Grid<'_>], codes: &mut [u8]) -> Result<()>;
 }
 

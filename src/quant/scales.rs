@@ -1,14 +1,14 @@
-//! Integers: `weight = scale * q`, `q` from -127 to 127 or from -8 to 7, with one fp16 scale for the whole tensor, for
-//! each output channel, or for each block of input channels of one output channel.
+//! Symmetric integers: `weight = scale * q` with `q` from -127 to 127 or from -8 to 7, and one fp16 scale for the
+//! tensor, for each output channel, or for each block of input channels of an output channel.
 //!
-//! The scale is the largest magnitude divided by the largest `q`, rounded to fp16 *before* values are divided by it, so
-//! that its rounding costs no accuracy. Where `q` has four bits and scales serve few values, smaller ones are tried as
-//! well, and that of least squared error is taken: the many small values gain more than the few large ones lose. Their
-//! scales have a sign, by which the largest magnitude is on the side of -8. With
-//! eight bits the large ones count for more than the squares say, unless it is known how large the inputs are that they meet
-//! ([`clip`](super::clip)). A scale is never zero or subnormal, because hardware may flush subnormals to zero:
+//! The scale is the largest magnitude divided by the largest `q`. It is rounded to fp16 *before* values are divided by
+//! it, so that its rounding costs no accuracy. For 4-bit `q`, smaller scales are tried as well and the one of least
+//! squared error is taken, because the many small values gain more than the few large ones lose. These scales carry a
+//! sign that maps the largest magnitude to -8. For 8 bits, large values matter more than squared errors suggest, so
+//! that values are clipped only if the magnitudes of their inputs are known ([`clip`](super::clip)). A scale is never
+//! zero or subnormal, because hardware may flush subnormals to zero:
 //!
-//! - nothing but zeros gets the scale 1 (every q is 0);
+//! - if all values are zero, the scale is 1 (every q is 0);
 //! - a largest magnitude below `most * 2^-14` gets the smallest normal fp16, 2^-14, and fewer steps.
 
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
@@ -28,22 +28,22 @@ use anec_kernels::quantize;
 use anec_manifest::Granularity;
 use anec_mil::DataType;
 
-/// The scales of a weight, which are found as it is read.
+/// Scales of a weight, computed as it is read.
 pub(crate) struct BlockScales {
-    /// The least and the largest integer.
+    /// Least and largest integer.
     pub(crate) range: [i8; 2],
-    /// Columns that share a scale.
+    /// Number of columns that share a scale.
     pub(crate) block: usize,
     known: Known,
 }
 
 enum Known {
-    /// How much a column counts where the scale isn't that of the largest magnitude.
+    /// One scale for the tensor. With column weights the scale may clip; without, it is that of the largest magnitude.
     Tensor(OnceLock<TensorScale>, Option<ColumnWeights>),
-    /// Bits of fp16 by row and block; 0, which is no scale, until it is found.
+    /// fp16 bits by row and block; 0 (not a valid scale) marks a scale that isn't computed yet.
     Each(Vec<AtomicU16>),
-    /// Scales that were found before.
-    Given(Vec<f16>),
+    /// Scales chosen beforehand.
+    Fixed(Vec<f16>),
 }
 
 #[derive(Clone, Copy)]
@@ -54,12 +54,12 @@ struct TensorScale {
 }
 
 impl BlockScales {
-    /// No scales yet. `inputs` is what is known of what the columns are multiplied by.
+    /// Returns scales that are yet to be computed. `inputs` describes the inputs of the columns.
     pub(crate) fn new(layout: &WeightLayout, inputs: Inputs<'_>) -> Self {
         let range = if layout.dtype == DataType::Int4 { [-8, 7] } else { [-127, 127] };
         let columns = layout.columns as usize;
         let each = |count: u64| Known::Each((0..count).map(|_| AtomicU16::new(0)).collect());
-        // the least integer of four bits is one more than the others of its sign
+        // clipping assumes a symmetric range, which 4-bit integers don't have
         let weights = |inputs| ColumnWeights::of(inputs, columns).filter(|_| range[0] == -range[1]);
         let (block, known) = match layout.granularity {
             Granularity::PerTensor | Granularity::Group(_) => {
@@ -71,9 +71,9 @@ impl BlockScales {
         BlockScales { range, block: block.max(1), known }
     }
 
-    /// With scales that were found before, in the order of rows and blocks; they are as many as the layout has.
+    /// Replaces the scales by given ones, by rows and blocks; their number must be the layout's.
     pub(crate) fn given(self, scales: Vec<f16>) -> Self {
-        BlockScales { known: Known::Given(scales), ..self }
+        BlockScales { known: Known::Fixed(scales), ..self }
     }
 
     /// Whether all weights share one scale.
@@ -81,16 +81,16 @@ impl BlockScales {
         matches!(self.known, Known::Tensor(..))
     }
 
-    /// The grid of a row of those whose scales these are, as [`of_rows`](Self::of_rows) gave them.
+    /// Returns the grid of a row, from the scales that [`of_rows`](Self::of_rows) returned.
     pub(crate) fn grid<'a>(&self, scales: &'a [f16], row: usize, columns: usize) -> Grid<'a> {
         let of_row = columns / self.block;
         let scales = if self.is_one() { scales } else { &scales[row * of_row..][..of_row] };
         Grid::Steps { scales, block: self.block, range: self.range }
     }
 
-    /// Does what must precede all reading: finds the scale of the whole tensor, by a pass over all its values. Nothing
-    /// waits for another thread here (a thread of the pool that waits could be waiting for work of its own), so two
-    /// threads could both make the pass.
+    /// Computes the scale of the whole tensor, in a pass over all its values; must precede all reads. Two threads may
+    /// both make the pass: waiting here could deadlock, because a waiting thread of the pool may be needed for the
+    /// other's work.
     pub(crate) fn prepare(&self, reader: &RowReader, blocks: Blocks) -> Result<()> {
         let Known::Tensor(known, weights) = &self.known else { return Ok(()) };
         if known.get().is_some() {
@@ -102,8 +102,8 @@ impl BlockScales {
         Ok(())
     }
 
-    /// The scales of rows that were read, and their largest magnitude, or that of the tensor whose scale they share.
-    /// `prepare` came before.
+    /// Computes the scales of rows that were read. Returns the largest magnitude of the rows, or of the tensor if the
+    /// scale is shared. `prepare` must have been called.
     pub(crate) fn of_rows(
         &self,
         reader: &RowReader,
@@ -121,7 +121,7 @@ impl BlockScales {
                 scales.push(scale);
                 return Ok(largest);
             }
-            Known::Given(given) => {
+            Known::Fixed(given) => {
                 let of_row = reader.columns() / self.block;
                 let first = first_row as usize * of_row;
                 scales.extend_from_slice(&given[first..first + values.len() / self.block]);
@@ -131,7 +131,7 @@ impl BlockScales {
         };
         let blocks = values.chunks(self.block);
         let largest = if let [_, most @ 127] = self.range {
-            // one look at the values gives the scales and the largest of all; magnitudes are ordered as their bits are
+            // one pass gives the scales and the overall maximum; magnitudes are ordered like their bits
             let mut largest = 0;
             scales.extend(blocks.map(|values| {
                 let own = quantize::largest_magnitude(values);
@@ -152,7 +152,7 @@ impl BlockScales {
         Ok(largest)
     }
 
-    /// Scales from `first` on into `out`; those that no reading of the integers has found yet are found now.
+    /// Writes scales from `first` on to `out`, computing those that no read of the integers has computed yet.
     pub(crate) fn read(&self, reader: &RowReader, blocks: Blocks, first: usize, out: &mut [u8]) -> Result<()> {
         self.prepare(reader, blocks)?;
         let known = match &self.known {
@@ -162,7 +162,7 @@ impl BlockScales {
                 }
                 return Ok(());
             }
-            Known::Given(given) => {
+            Known::Fixed(given) => {
                 let bytes = given[first..].iter().flat_map(|scale| scale.to_le_bytes());
                 out.iter_mut().zip(bytes).for_each(|(out, byte)| *out = byte);
                 return Ok(());
@@ -190,7 +190,7 @@ impl BlockScales {
     }
 }
 
-/// The largest magnitude of a weight, which is released, and what is near it, if columns have weights.
+/// Returns the largest magnitude of a weight and, if columns are weighted, the histogram near it. Releases the weight.
 fn largest(reader: &RowReader, blocks: Blocks, weights: Option<&ColumnWeights>) -> Result<(f32, Option<Tail>)> {
     let most = AtomicU32::new(0);
     let tails = Mutex::new(weights.map(Tail::new));
@@ -199,7 +199,7 @@ fn largest(reader: &RowReader, blocks: Blocks, weights: Option<&ColumnWeights>) 
         |(values, found), block| {
             reader.load(blocks.rows(block), values)?;
             let own = reader.largest(blocks.rows(block).start, values)?.to_bits();
-            // magnitudes are ordered as their bits are
+            // magnitudes are ordered like their bits
             let most = f32::from_bits(most.fetch_max(own, Ordering::Relaxed).max(own));
             if let Some(weights) = weights {
                 found.clear();
@@ -214,9 +214,9 @@ fn largest(reader: &RowReader, blocks: Blocks, weights: Option<&ColumnWeights>) 
     Ok((f32::from_bits(most.into_inner()), tails.into_inner().unwrap_or_else(PoisonError::into_inner)))
 }
 
-/// Of the scales with which the largest magnitude is from `most` to `most` + 3 steps, that of the least squared error. It
-/// is negative where the largest magnitude is that of a positive number, which so becomes a negative integer: of those there
-/// is one more.
+/// Returns the scale of least squared error among those that map the largest magnitude to `most` to `most` + 3 steps.
+/// The scale is negative if the largest magnitude is positive, so that it becomes a negative integer, of which there is
+/// one more.
 fn scale_of_least_error(values: &[f32], range: [i8; 2], codes: &mut [u8]) -> f16 {
     let largest = quantize::largest_magnitude(values);
     if largest == 0.0 {
@@ -235,7 +235,7 @@ fn scale_of_least_error(values: &[f32], range: [i8; 2], codes: &mut [u8]) -> f16
     best.1
 }
 
-/// The scale for a largest magnitude and a largest integer (see the module).
+/// Returns the scale for a largest magnitude and a largest integer (see the module).
 pub(crate) fn scale_for(largest: f32, most: i8) -> f16 {
     if largest == 0.0 {
         return f16::ONE;
@@ -254,13 +254,13 @@ mod tests {
             let mut codes = vec![0; 32];
             quantize::quantize(values, scale.to_f32(), [-8, 7], &mut codes).0.error
         };
-        // a lone large value: to keep it costs more than it is worth
+        // a lone large value, which costs more to keep than to clip
         let mut values: Vec<f32> = (0..32).map(|i| (i as f32 * 0.37).sin() * 0.9).collect();
         values[3] = 1.3;
         let chosen = scale_of_least_error(&values, [-8, 7], &mut codes);
         let plain = scale_for(1.3, 7);
         assert!(-chosen < plain && error(&values, chosen) < 0.9 * error(&values, plain));
-        // multiples of a scale, the largest of them -8 times it: nothing is lost
+        // multiples of a scale, the largest -8 times it: lossless
         let exact: Vec<f32> = (0..32).map(|i| 0.25 * (i % 16 - 8) as f32).collect();
         assert_eq!(scale_of_least_error(&exact, [-8, 7], &mut codes), f16::from_f32(0.25));
         assert_eq!(error(&exact, f16::from_f32(0.25)), 0.0);
@@ -269,7 +269,7 @@ mod tests {
         assert_eq!(scale_of_least_error(&[-1e-7; 32], [-8, 7], &mut codes), f16::MIN_POSITIVE);
     }
 
-    /// There are eight steps on one side and seven on the other: the largest magnitude gets the eight, whatever its sign.
+    /// Eight steps are negative and seven positive: the largest magnitude gets the eight, whatever its sign.
     #[test]
     fn the_largest_magnitude_of_four_bits_is_a_negative_integer() {
         let mut codes = vec![0; 32];

@@ -36,7 +36,7 @@ fn int8(weight: SourceWeight, granularity: Granularity) -> Arc<CodedWeight> {
     coded(weight, format(WeightFormat::Int8, granularity, false))
 }
 
-/// Every format with every granularity that it has.
+/// Every format with every granularity that it supports.
 fn formats() -> Vec<NumberFormat> {
     use WeightFormat::*;
     let mut all = Vec::new();
@@ -53,7 +53,7 @@ fn formats() -> Vec<NumberFormat> {
     all
 }
 
-/// The numbers that a coded weight stands for, from its bytes alone.
+/// Numbers that a coded weight stands for, decoded from its bytes alone.
 fn expanded(coded: &Arc<CodedWeight>) -> Vec<f32> {
     let layout = *coded.layout();
     let (rows, columns, bits) = (layout.rows as usize, layout.columns as usize, layout.dtype.bits() as usize);
@@ -97,7 +97,7 @@ fn bytes_of_every_format_stand_for_the_weights() {
         let loss = coded.measures().total().unwrap();
         let relative = (error / size).sqrt();
         assert!((loss.relative_rms_error / relative - 1.0).abs() < 1e-3, "{format}: {loss:?} {relative}");
-        // even noise: steps of 2 / 2^bits, whose error is a root of 12th of that
+        // uniform noise: steps of 2 / 2^bits, with an error of step / sqrt(12)
         let steps = f64::from(1u32 << layout.dtype.bits());
         assert!(relative < 3.4 / steps && relative > 0.1 / steps, "{format}: {relative}");
     }
@@ -116,7 +116,7 @@ fn parts_read_in_any_order_are_the_whole_and_measure_the_same() {
         }
         assert!(parts == whole, "{format}");
         assert_eq!(a.measures().total(), b.measures().total(), "{format}");
-        // what lies beside the codes is the same whether it is read before or after them
+        // scales and palettes are the same whether they are read before or after the codes
         let c = make();
         for part in [CodedWeight::scale, CodedWeight::palette, CodedWeight::row_scale] {
             let of = |coded: &Arc<CodedWeight>| part(coded).map(|content| bytes(&*content).unwrap());
@@ -127,7 +127,7 @@ fn parts_read_in_any_order_are_the_whole_and_measure_the_same() {
 
 #[test]
 fn threads_change_nothing() {
-    // more than are sorted
+    // enough weights to be counted instead of sorted
     let source = weight(900, 600, |r, c| noise(r, c) * noise(c, r));
     let alone = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     for row_scale in [false, true] {
@@ -214,7 +214,7 @@ fn the_extremes_are_among_256_levels() {
         halves(coded(weight(64, 64, values), format(WeightFormat::Palette8, Granularity::PerTensor, false)).palette());
     assert_eq!(palette.len(), 256);
     assert!(palette.is_sorted() && palette[255] == 40.0);
-    // few different weights are the levels themselves
+    // if there are at most as many different weights as levels, they are the levels
     let few = coded(weight(8, 8, |r, _| r as f32), format(WeightFormat::Palette3, Granularity::PerTensor, false));
     assert_eq!(halves(few.palette()), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
     let two = coded(weight(8, 8, |r, _| (r % 2) as f32), format(WeightFormat::Palette2, Granularity::PerTensor, false));
@@ -222,8 +222,8 @@ fn the_extremes_are_among_256_levels() {
 }
 
 #[test]
-fn grids_are_those_that_the_codes_are_of() {
-    // what error feedback sees of some rows is what the weight has there, whatever its format
+fn shown_grids_match_the_codes() {
+    // grids shown to error feedback match the weight's codes in every format
     for format in formats() {
         let nearest = coded(weight(20, 64, noise), format);
         let whole = expanded(&nearest);
@@ -241,8 +241,8 @@ fn grids_are_those_that_the_codes_are_of() {
 }
 
 #[test]
-fn codes_can_be_chosen_by_another() {
-    /// Rounds down.
+fn codes_can_be_chosen_by_a_rounding() {
+    /// Rounding towards negative infinity.
     struct Floor;
 
     impl Rounding for Floor {
@@ -255,7 +255,7 @@ fn codes_can_be_chosen_by_another() {
             for (i, (value, code)) in values.iter().zip(codes).enumerate() {
                 let (grid, column) = (&grids[i / columns], i % columns);
                 *code = grid.nearest(column, *value);
-                // steps of a negative scale go down
+                // steps of a negative scale descend
                 let down = matches!(grid, Grid::Steps { .. }) && grid.value(column, 1) < 0.0;
                 let last: &[u8] = if down { &[7] } else { &[0x81, 0xf8, 0xf9] };
                 if grid.value(column, *code) > *value && !last.contains(code) {
@@ -275,7 +275,7 @@ fn codes_can_be_chosen_by_another() {
             let value = noise(*i as u64 / 64, *i as u64 % 64);
             **found > value * (1.0 + 1e-6 * value.signum()) && **found > lowest
         });
-        // below the lowest number of its row's grid there is none
+        // values below the lowest number of their row's grid can't be rounded down
         assert!(above.count() <= 20 * 16, "{format}");
         let loss = chosen.measures().total().unwrap();
         let nearest = coded(weight(20, 64, noise), format);
@@ -285,7 +285,7 @@ fn codes_can_be_chosen_by_another() {
     assert_eq!(WeightLayout::of(formats()[3], 2, 2).dtype, DataType::Int4);
 }
 
-/// One input that is large, with weights of its own size: with the moments of the inputs they are among the levels.
+/// Weights of one large input get levels of their own if the moments of the inputs are known.
 #[test]
 fn levels_go_where_the_inputs_are_large() {
     let massive = |column: u64| column == 7;
@@ -300,7 +300,7 @@ fn levels_go_where_the_inputs_are_large() {
         };
         let (alike, weighed) = (make(Inputs::Unknown), make(Inputs::Moments(&moments)));
         assert!(error(&weighed) < 0.1 * error(&alike), "{} {}", error(&weighed), error(&alike));
-        // of other columns than these, or of none that are alive, nothing is known
+        // moments of another width, or all zero, have no effect
         for moments in [&moments[1..], &[0.0; 64]] {
             assert_eq!(halves(make(Inputs::Moments(moments)).palette()), halves(alike.palette()));
         }

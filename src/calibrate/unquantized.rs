@@ -1,4 +1,4 @@
-//! The model as it is not quantized, in packages of one layer each, in a folder of its own.
+//! The model without quantization, in packages of one layer, in a folder of its own.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,28 +14,28 @@ use anec_manifest::{
 use anec_runtime::host::TokenRun;
 use anec_runtime::{HiddenFrame, HostTables};
 
-/// Tokens of one piece of the text, at most: its own text for the model, which sees nothing before it.
+/// Maximum number of tokens in a window of the text; windows don't see each other.
 pub const WINDOW: u64 = 512;
 
-/// A model, not quantized.
-pub struct PlainModel {
-    /// The source and the model in it.
+/// Model converted without quantization.
+pub struct UnquantizedModel {
+    /// Source and model.
     pub opened: Opened,
-    /// What is converted.
+    /// Conversion plan.
     pub plan: ConvertPlan,
-    /// The bundle.
+    /// Bundle.
     pub bundle: Bundle,
-    /// Its folder.
+    /// Folder of the bundle.
     pub folder: PathBuf,
-    /// What its host needs.
+    /// Tables of the host.
     pub host: Arc<HostTables>,
 }
 
-impl PlainModel {
-    /// Converts the model of a manifest, transformed as there but not quantized, into a folder in `scratch`.
+impl UnquantizedModel {
+    /// Converts a manifest's model, transformed but not quantized, into a folder in `scratch`.
     ///
     /// # Errors
-    /// When the source can't be converted.
+    /// Returns an error if the source can't be converted.
     pub fn new(manifest: &Manifest, scratch: &Path, progress: &Progress) -> Result<Self> {
         let opened = open(manifest)?;
         let plain = unquantized(manifest, &opened);
@@ -50,19 +50,19 @@ impl PlainModel {
         })?;
         let bundle = Bundle::read(&folder)?;
         let host = Arc::new(HostTables::open(&bundle, &folder)?);
-        let plan = plain_plan(manifest, &opened)?;
-        Ok(PlainModel { opened, plan, bundle, folder, host })
+        let plan = unquantized_plan(manifest, &opened)?;
+        Ok(UnquantizedModel { opened, plan, bundle, folder, host })
     }
 
-    /// Width of its hidden states.
+    /// Width of the hidden states.
     pub fn width(&self) -> usize {
         self.bundle.model.hidden_size as usize
     }
 
-    /// What enters the first layer, `[tokens, hidden_size]`, as the source's model has it.
+    /// Returns the input of the first layer, `[tokens, hidden_size]`, in the source model's units.
     ///
     /// # Errors
-    /// When a token isn't the model's.
+    /// Returns an error if a token isn't in the vocabulary.
     pub fn embedded(&self, tokens: &[u32]) -> Result<Vec<f32>> {
         let (width, count) = (self.width(), tokens.len());
         let mut columns = vec![0.0; width * count];
@@ -72,16 +72,16 @@ impl PlainModel {
     }
 }
 
-/// What is converted of a manifest's model as it is not quantized. Nothing is read but shapes.
+/// Returns the conversion plan of a manifest's model without quantization. Reads shapes only.
 ///
 /// # Errors
-/// When the manifest doesn't fit the model.
-pub fn plain_plan(manifest: &Manifest, opened: &Opened) -> Result<ConvertPlan> {
+/// Returns an error if the manifest doesn't fit the model.
+pub fn unquantized_plan(manifest: &Manifest, opened: &Opened) -> Result<ConvertPlan> {
     let plain = unquantized(manifest, opened);
     ConvertPlan::new(&resolve(&plain, &opened.source, &*opened.model), &*opened.model)
 }
 
-/// The manifest of the model that a text runs through: its own weights, a layer in each package, calls of a window.
+/// Returns the manifest of the calibrated model: unquantized, one layer per package, calls of one window.
 fn unquantized(manifest: &Manifest, opened: &Opened) -> Manifest {
     let layers = Some((0..opened.model.facts().num_layers).map(|layer| [layer, layer + 1]).collect());
     Manifest {
@@ -94,7 +94,7 @@ fn unquantized(manifest: &Manifest, opened: &Opened) -> Manifest {
         format: ProgramFormat::Coreml,
         linear: LinearForm::Conv,
         experts: ExpertsForm::default(),
-        // no limit: nobody loads these packages but the executor
+        // no limit: only the executor loads these packages
         shards: Shards { max_mb: 1e9, layers, ..Shards::default() },
         lm_head: LmHead::default(),
         ..manifest.clone()

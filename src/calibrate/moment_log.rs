@@ -1,4 +1,4 @@
-//! The second moments of what goes into projections, added up as functions run.
+//! Second moments of the inputs of projections, added up as functions run.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,41 +6,41 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anec_exec::Tensor;
 
 use super::moments::SecondMoments;
-use super::tap::{Tap, TapTokens};
+use super::observed::{ObservedInput, ObservedTokens};
 
-/// The moments of the values of one function, by their names.
+/// Moments of the observed values of one function, by name.
 #[derive(Clone)]
 pub struct MomentLog(Arc<Mutex<BTreeMap<String, Place>>>);
 
-/// A value that is looked at.
+/// Observed value.
 struct Place {
     index: usize,
     channels: usize,
-    tokens: TapTokens,
-    /// Of each expert, or of all; empty before the value was seen.
+    tokens: ObservedTokens,
+    /// Moments per expert, or of all tokens; empty until the value is computed.
     moments: Vec<SecondMoments>,
-    /// What went into experts, until it is known which tokens are whose.
+    /// Input of experts, until the routing of its tokens is known.
     waiting: Option<Vec<f32>>,
 }
 
 impl MomentLog {
-    /// Nothing was seen yet.
-    pub fn new(taps: &[Tap<'_>]) -> Self {
-        let place = |(index, tap): (usize, &Tap<'_>)| {
-            let (channels, tokens) = (tap.channels, tap.tokens.clone());
-            (tap.value.clone(), Place { index, channels, tokens, moments: Vec::new(), waiting: None })
+    /// Returns an empty log.
+    pub fn new(observed: &[ObservedInput<'_>]) -> Self {
+        let place = |(index, input): (usize, &ObservedInput<'_>)| {
+            let (channels, tokens) = (input.channels, input.tokens.clone());
+            (input.value.clone(), Place { index, channels, tokens, moments: Vec::new(), waiting: None })
         };
-        MomentLog(Arc::new(Mutex::new(taps.iter().enumerate().map(place).collect())))
+        MomentLog(Arc::new(Mutex::new(observed.iter().enumerate().map(place).collect())))
     }
 
-    /// Adds a value, if it is one that is looked at.
-    pub fn see(&self, name: &str, tensor: &Tensor) {
+    /// Adds a value if it is observed.
+    pub fn add(&self, name: &str, tensor: &Tensor) {
         let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (Some(place), Some(values)) = (places.get_mut(name), tensor.floats()) else { return };
         match place.tokens {
-            TapTokens::All => place.of(1)[0].add(values),
-            TapTokens::Before { .. } => place.waiting = Some(values.to_vec()),
-            TapTokens::Inside { experts } => {
+            ObservedTokens::All => place.of(1)[0].add(values),
+            ObservedTokens::Before { .. } => place.waiting = Some(values.to_vec()),
+            ObservedTokens::Inside { experts } => {
                 let of_each = values.len() / experts.max(1);
                 let tokens = of_each / place.channels.max(1);
                 if tokens == 0 {
@@ -59,7 +59,7 @@ impl MomentLog {
         }
     }
 
-    /// What was seen of each, in the order of the taps; it is forgotten here.
+    /// Returns the moments of each observed value, in the order of `new`, and clears the log.
     pub fn take(&self) -> Vec<Vec<SecondMoments>> {
         let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut found: Vec<_> = places.values_mut().map(|p| (p.index, std::mem::take(&mut p.moments))).collect();
@@ -69,7 +69,7 @@ impl MomentLog {
 }
 
 impl Place {
-    /// So many moments, those that there are.
+    /// Returns `count` moments, creating them at the first call.
     fn of(&mut self, count: usize) -> &mut [SecondMoments] {
         if self.moments.is_empty() {
             self.moments = (0..count).map(|_| SecondMoments::new(self.channels)).collect();
@@ -78,16 +78,16 @@ impl Place {
     }
 
     fn waits_for(&self, name: &str) -> bool {
-        matches!(&self.tokens, TapTokens::Before { inside, .. } if inside == name)
+        matches!(&self.tokens, ObservedTokens::Before { inside, .. } if inside == name)
     }
 }
 
-/// The tokens that an expert has a share in: what leaves it is `[channels, tokens]`.
+/// Returns the tokens routed to an expert, from its output `[channels, tokens]`.
 fn shared(values: &[f32], tokens: usize) -> Vec<usize> {
     (0..tokens).filter(|t| values.iter().skip(*t).step_by(tokens).any(|value| *value != 0.0)).collect()
 }
 
-/// Some columns of `[channels, tokens]`.
+/// Returns some columns of `[channels, tokens]`.
 fn of_tokens(values: &[f32], tokens: usize, wanted: &[usize]) -> Vec<f32> {
     values.chunks_exact(tokens).flat_map(|row| wanted.iter().map(|t| row[*t])).collect()
 }
@@ -96,19 +96,19 @@ fn of_tokens(values: &[f32], tokens: usize, wanted: &[usize]) -> Vec<f32> {
 mod tests {
     use super::*;
 
-    fn tap(value: &str, channels: usize, tokens: TapTokens) -> Tap<'static> {
-        Tap { value: value.into(), channels, tokens, targets: Vec::new() }
+    fn observed(value: &str, channels: usize, tokens: ObservedTokens) -> ObservedInput<'static> {
+        ObservedInput { value: value.into(), channels, tokens, targets: Vec::new() }
     }
 
     #[test]
-    fn experts_are_seen_with_the_tokens_that_they_have_a_share_in() {
-        let before = TapTokens::Before { experts: 3, inside: "inner".into() };
-        let taps = [tap("x", 2, before), tap("inner", 1, TapTokens::Inside { experts: 3 })];
-        let log = MomentLog::new(&taps);
+    fn experts_count_the_tokens_routed_to_them() {
+        let before = ObservedTokens::Before { experts: 3, inside: "inner".into() };
+        let observed = [observed("x", 2, before), observed("inner", 1, ObservedTokens::Inside { experts: 3 })];
+        let log = MomentLog::new(&observed);
         // three tokens; the first expert has the first and the last, the second the middle one, the third none
-        log.see("x", &Tensor::new(vec![1, 2, 3, 1], vec![1.0, 2.0, 3.0, 10.0, 20.0, 30.0]));
-        log.see("other", &Tensor::new(vec![1, 2, 1, 1], vec![7.0, 7.0]));
-        log.see("inner", &Tensor::new(vec![1, 3, 3, 1], vec![0.5, 0.0, 2.0, 0.0, 4.0, 0.0, 0.0, 0.0, 0.0]));
+        log.add("x", &Tensor::new(vec![1, 2, 3, 1], vec![1.0, 2.0, 3.0, 10.0, 20.0, 30.0]));
+        log.add("other", &Tensor::new(vec![1, 2, 1, 1], vec![7.0, 7.0]));
+        log.add("inner", &Tensor::new(vec![1, 3, 3, 1], vec![0.5, 0.0, 2.0, 0.0, 4.0, 0.0, 0.0, 0.0, 0.0]));
         let found = log.take();
         let diagonal = |moments: &SecondMoments| -> Vec<f32> { moments.sums().diag().to_vec() };
         let entered: Vec<Vec<f32>> = found[0].iter().map(diagonal).collect();

@@ -1,4 +1,4 @@
-//! Which value of a function is the input of which weights.
+//! Observed values: values of a function that are inputs of weights.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,71 +13,71 @@ use anec_source::SourceWeight;
 
 use super::moments::SecondMoments;
 
-/// Input channels from which on moments aren't kept: they would take gigabytes.
+/// Number of input channels from which on moments would take gigabytes and aren't kept.
 const WIDEST: usize = 16384;
 
-/// A weight whose codes are to be chosen.
+/// Weight whose codes are to be chosen.
 pub struct QuantTarget {
-    /// The key of its elements.
+    /// Key of the elements.
     pub key: String,
-    /// Output channels.
+    /// Number of output channels.
     pub channels: u64,
-    /// `[output channels, input channels]`.
+    /// Weight, `[output channels, input channels]`.
     pub weight: SourceWeight,
-    /// What it does.
+    /// Role in the model.
     pub role: Role,
-    /// How it is held.
+    /// Number format.
     pub format: NumberFormat,
 }
 
-/// A value that weights take, and these weights.
-pub struct Tap<'a> {
-    /// Its name.
+/// Value and the weights that it is multiplied by.
+pub struct ObservedInput<'a> {
+    /// Name of the value.
     pub value: String,
-    /// Its channels; those of one expert, if each has its own.
+    /// Number of channels; per expert if each has its own.
     pub channels: usize,
-    /// Whose tokens count.
-    pub tokens: TapTokens,
-    /// The weights.
+    /// Tokens that count.
+    pub tokens: ObservedTokens,
+    /// Weights.
     pub targets: Vec<&'a QuantTarget>,
 }
 
-/// Which tokens of a value count for which weights.
+/// Tokens of a value that count for its weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TapTokens {
-    /// All for all.
+pub enum ObservedTokens {
+    /// All tokens for all weights.
     All,
-    /// The value goes into experts: for the rows of each expert, those tokens count that it has a share in. `inside` is
-    /// the value that tells.
+    /// The value enters experts: for the rows of each expert, the tokens routed to it count, as the value `inside`
+    /// shows.
     Before {
-        /// Experts.
+        /// Number of experts.
         experts: usize,
-        /// Name of what leaves them.
+        /// Name of the value that leaves the experts.
         inside: String,
     },
-    /// The value leaves experts, weighted by their shares: for the columns of each expert, its own channels count, which
-    /// are zero where it has no share.
+    /// The value leaves experts, weighted by routing: for the columns of each expert, its own channels count, which are
+    /// zero for tokens that aren't routed to it.
     Inside {
-        /// Experts.
+        /// Number of experts.
         experts: usize,
     },
 }
 
-impl Tap<'_> {
-    /// Experts that are calibrated by tokens of their own; 1 where all weights see all tokens.
+impl ObservedInput<'_> {
+    /// Number of experts that are calibrated by tokens of their own; 1 if all weights see all tokens.
     pub fn parts(&self) -> usize {
         match self.tokens {
-            TapTokens::All => 1,
-            TapTokens::Before { experts, .. } | TapTokens::Inside { experts } => experts,
+            ObservedTokens::All => 1,
+            ObservedTokens::Before { experts, .. } | ObservedTokens::Inside { experts } => experts,
         }
     }
 
-    /// The second moment of each input channel of the weights, from the moments of the parts.
+    /// Returns the second moment of each input channel of the weights, from the moments of the parts.
     pub fn of_channels(&self, parts: &[SecondMoments]) -> Vec<f32> {
         let diagonals = parts.iter().map(|moments| moments.sums().diag().to_vec());
         match self.tokens {
-            TapTokens::Inside { .. } => diagonals.flatten().collect(),
-            TapTokens::All | TapTokens::Before { .. } => diagonals
+            ObservedTokens::Inside { .. } => diagonals.flatten().collect(),
+            ObservedTokens::All | ObservedTokens::Before { .. } => diagonals
                 .reduce(|mut sum, own| {
                     sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
                     sum
@@ -86,33 +86,33 @@ impl Tap<'_> {
         }
     }
 
-    /// Multiplications that its moments, their factors and its codes take, about.
+    /// Returns the approximate number of multiplications for moments, factors and codes.
     pub fn cost(&self, tokens: u64) -> f64 {
         let n = self.channels as f64;
         let rows: f64 = self.targets.iter().map(|target| target.channels as f64).sum();
-        let rows = if matches!(self.tokens, TapTokens::Before { .. }) { rows / self.parts() as f64 } else { rows };
+        let rows = if matches!(self.tokens, ObservedTokens::Before { .. }) { rows / self.parts() as f64 } else { rows };
         self.parts() as f64 * n * n * (tokens as f64 + rows + n)
     }
 }
 
-/// A weight in a function: its value there, and what it is.
-pub struct TappedWeight {
+/// Weight of a function and the value that holds it.
+pub struct EmittedWeight {
     value: ValueId,
-    /// What it does.
+    /// Role in the model.
     pub role: Role,
-    /// Its layer; none in the head.
+    /// Index of the layer; `None` in the head.
     pub layer: Option<usize>,
-    /// The weight.
+    /// Weight.
     pub weight: SourceWeight,
-    /// Output channels.
+    /// Number of output channels.
     pub channels: u64,
 }
 
-/// Emits weights as they are and remembers which value each is.
+/// Emits weights unchanged and records the value of each.
 #[derive(Default)]
 struct Recorder {
     layer: Option<usize>,
-    weights: Vec<TappedWeight>,
+    weights: Vec<EmittedWeight>,
 }
 
 impl EmitWeight for Recorder {
@@ -132,36 +132,36 @@ impl EmitWeight for Recorder {
         let halves = Fp16::new(weight.clone(), Overflow::Saturate);
         let value = builder.constant(name, Constant::content(ty, Arc::new(halves)));
         let channels = shape.first().copied().unwrap_or(1);
-        self.weights.push(TappedWeight { value, role, layer: self.layer, weight: weight.clone(), channels });
+        self.weights.push(EmittedWeight { value, role, layer: self.layer, weight: weight.clone(), channels });
         Ok(value)
     }
 }
 
-/// A function and the weights in it.
+/// Builds a function and returns the weights in it.
 ///
 /// # Errors
-/// When it can't be built.
+/// Returns an error if the function can't be built.
 pub fn built(
     model: &dyn FamilyModel,
     form: &LoweringOptions,
     request: &FunctionRequest,
-) -> Result<(FunctionGraph, Vec<TappedWeight>)> {
+) -> Result<(FunctionGraph, Vec<EmittedWeight>)> {
     let mut recorder = Recorder::default();
     let graph = model.build(form, request, &mut recorder)?;
     Ok((graph, recorder.weights))
 }
 
-/// The weights that a manifest quantizes, each once.
+/// Returns the weights that a manifest quantizes, each once.
 ///
 /// # Errors
-/// When its functions can't be built.
+/// Returns an error if a function can't be built.
 pub fn targets(manifest: &Manifest, model: &dyn FamilyModel) -> Result<Vec<QuantTarget>> {
     let plan = ConvertPlan::new(manifest, model)?;
     let mut targets = BTreeMap::new();
     for package in &plan.packages {
-        // the functions of a package have the same weights
+        // all functions of a package have the same weights
         let (_, weights) = built(model, &plan.form, &package.functions[0])?;
-        for TappedWeight { role, layer, weight, channels, .. } in weights {
+        for EmittedWeight { role, layer, weight, channels, .. } in weights {
             let format = manifest.quant.of(role, layer);
             if format.weights == WeightFormat::None {
                 continue;
@@ -175,21 +175,21 @@ pub fn targets(manifest: &Manifest, model: &dyn FamilyModel) -> Result<Vec<Quant
     Ok(targets.into_values().collect())
 }
 
-/// The inputs of 1x1 convolutions with weights that are to be chosen. The rows of the head may be divided otherwise in
-/// `function` than in what is converted, but have the same input. `experts` is the number of experts of the function's
-/// layer.
-pub fn taps<'a>(
+/// Returns the inputs of 1x1 convolutions with weights whose codes are to be chosen. The head may be divided
+/// differently in `function` than in the conversion, but has the same input. `experts` is the number of experts of the
+/// function's layer.
+pub fn inputs<'a>(
     function: &Function,
-    weights: &[TappedWeight],
+    weights: &[EmittedWeight],
     head: bool,
     experts: Option<usize>,
     targets: &'a [QuantTarget],
-) -> Vec<Tap<'a>> {
-    let mut taps: BTreeMap<ValueId, Vec<&'a QuantTarget>> = BTreeMap::new();
+) -> Vec<ObservedInput<'a>> {
+    let mut observed: BTreeMap<ValueId, Vec<&'a QuantTarget>> = BTreeMap::new();
     for op in function.ops() {
         let Some((input, weight)) = projection(op) else { continue };
         let Some(weight) = weights.iter().find(|known| known.value == weight) else { continue };
-        let own = taps.entry(input).or_default();
+        let own = observed.entry(input).or_default();
         let key = weight.weight.key();
         own.extend(targets.iter().filter(|target| match head {
             true => target.role == Role::LmHead,
@@ -197,42 +197,44 @@ pub fn taps<'a>(
         }));
     }
     let name = |input: ValueId| function.value(input).name.clone();
-    let all = taps.into_iter().filter_map(|(input, targets)| {
+    let all = observed.into_iter().filter_map(|(input, targets)| {
         let channels = targets.first()?.weight.columns() as usize;
         let same = targets.iter().all(|target| target.weight.columns() as usize == channels);
-        same.then(|| Tap { value: name(input), channels, tokens: TapTokens::All, targets })
+        same.then(|| ObservedInput { value: name(input), channels, tokens: ObservedTokens::All, targets })
     });
-    let mut all: Vec<Tap<'a>> = all.collect();
+    let mut all: Vec<ObservedInput<'a>> = all.collect();
     if let Some(experts) = experts {
         by_expert(&mut all, experts);
     }
-    all.retain(|tap| tap.channels < WIDEST);
+    all.retain(|input| input.channels < WIDEST);
     all
 }
 
-/// Divides what goes into experts and what leaves them by experts.
-fn by_expert(taps: &mut Vec<Tap<'_>>, experts: usize) {
-    let expert = |tap: &Tap<'_>| tap.targets.iter().all(|target| target.role == Role::Expert);
-    // what leaves the experts has as many channels as the weights before it give
+/// Divides the values that enter and leave experts by expert.
+fn by_expert(observed: &mut Vec<ObservedInput<'_>>, experts: usize) {
+    let expert = |input: &ObservedInput<'_>| input.targets.iter().all(|target| target.role == Role::Expert);
+    // values that leave experts have as many channels as the weights before them have rows
     let rows: Vec<u64> =
-        taps.iter().filter(|tap| expert(tap)).flat_map(|tap| &tap.targets).map(|t| t.channels).collect();
-    let leaves = |tap: &Tap<'_>| rows.contains(&(tap.channels as u64)) && tap.channels.is_multiple_of(experts);
-    let inside = taps.iter().find(|tap| expert(tap) && leaves(tap)).map(|tap| (tap.value.clone(), tap.channels));
-    taps.retain_mut(|tap| {
-        if !expert(tap) {
+        observed.iter().filter(|input| expert(input)).flat_map(|input| &input.targets).map(|t| t.channels).collect();
+    let leaves =
+        |input: &ObservedInput<'_>| rows.contains(&(input.channels as u64)) && input.channels.is_multiple_of(experts);
+    let inside =
+        observed.iter().find(|input| expert(input) && leaves(input)).map(|input| (input.value.clone(), input.channels));
+    observed.retain_mut(|input| {
+        if !expert(input) {
             return true;
         }
         let Some((value, channels)) = &inside else { return false };
-        if tap.value == *value {
-            (tap.channels, tap.tokens) = (channels / experts, TapTokens::Inside { experts });
+        if input.value == *value {
+            (input.channels, input.tokens) = (channels / experts, ObservedTokens::Inside { experts });
             return true;
         }
-        tap.tokens = TapTokens::Before { experts, inside: value.clone() };
-        tap.targets.iter().all(|target| target.channels == *channels as u64)
+        input.tokens = ObservedTokens::Before { experts, inside: value.clone() };
+        input.targets.iter().all(|target| target.channels == *channels as u64)
     });
 }
 
-/// The input and the weight of a convolution without groups.
+/// Returns the input and the weight of a convolution without groups.
 fn projection(op: &Op) -> Option<(ValueId, ValueId)> {
     let value = |name: &str| match op.inputs.get(name)?.as_slice() {
         [Binding::Value(id)] => Some(*id),
@@ -241,7 +243,7 @@ fn projection(op: &Op) -> Option<(ValueId, ValueId)> {
     (op.operator == "conv").then(|| Some((value("x")?, value("weight")?))).flatten()
 }
 
-/// The part of a function that computes one of its values, which it gives instead of its own outputs.
+/// Returns the part of a function that computes one of its values, as its only output.
 pub fn up_to(function: &Function, value: &str) -> Function {
     let mut part = function.clone();
     let target = (0..part.values.len() as u32).map(ValueId).find(|id| part.value(*id).name == value);
