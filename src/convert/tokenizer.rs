@@ -12,7 +12,7 @@ use super::files;
 use anec_base::Result;
 use anec_bundle::FileDigest;
 use anec_source::gguf::GgufMetadata;
-use anec_source::tokenizer::{Carried, end_tokens};
+use anec_source::tokenizer::{GgufTokenizer, end_tokens};
 use anec_source::{Description, HuggingFaceFiles, Source, read_json};
 
 /// Facts about text for the runtime.
@@ -126,8 +126,8 @@ fn from_hugging_face(source: &Source, own: &HuggingFaceFiles, vocab_size: u64) -
 
 fn from_gguf(source: &Source, metadata: &GgufMetadata, vocab_size: u64) -> Result<TokenizerFiles> {
     let mut text = TokenizerFiles { eos_token_ids: end_tokens(metadata)?, ..Default::default() };
-    if let Some(carried) = Carried::read(metadata)? {
-        let file = carried.file()?;
+    if let Some(tokenizer_of_gguf) = GgufTokenizer::read(metadata)? {
+        let file = tokenizer_of_gguf.file()?;
         check_largest(source.name(), file.largest_id(), vocab_size)?;
         text.bos_token_id = added_in_front(&file.post_processor);
         text.steps = Some(file.steps_to_json());

@@ -1,9 +1,9 @@
 //! Reproducible zip archives of folders, and their safe extraction.
 //!
-//! Equal folders give equal archives: entries are sorted by name, times are fixed, modes are all the same. What doesn't
-//! shrink (weights, tensors) is stored, the rest is deflated. An archive from elsewhere is believed in nothing: names
-//! that lead out of the target, links, names given twice, overlapping entries and contents that are larger than
-//! announced or than the limits allow are refused, and nothing of such an archive stays on the disk.
+//! Equal folders give equal archives: entries are sorted by name, and times and modes are fixed. Files that don't
+//! compress (weights, tensors) are stored, others are deflated. Archives from elsewhere aren't trusted: names that lead
+//! out of the target, links, duplicate names, overlapping entries and contents larger than announced or than the limits
+//! allow are refused, and nothing of such an archive stays on the disk.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -21,47 +21,48 @@ use super::files::{PartialFolder, check_space};
 use anec_base::output::is_partial_name;
 use anec_base::{FileError, OutputFile, path_inside};
 
-/// Files with these endings are stored as they are: their bytes are numbers that don't shrink.
+/// Extensions of files that are stored uncompressed, because their numbers don't compress.
 const STORED: [&str; 5] = ["bin", "safetensors", "gguf", "npz", "zip"];
 
-/// Folders nest at most this deep.
+/// Maximum depth of folders.
 const MAX_DEPTH: usize = 32;
 
-/// What an archive may hold at most.
+/// Limits for the content of an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnpackLimits {
-    /// Bytes of all files together.
+    /// Maximum size of all files together, in bytes.
     pub bytes: u64,
-    /// Number of entries.
+    /// Maximum number of entries.
     pub entries: usize,
-    /// Bytes of all files for each byte of the archive, beyond the first 16 MiB.
+    /// Maximum size of all files per byte of the archive, beyond the first 16 MiB.
     pub ratio: u64,
 }
 
 impl Default for UnpackLimits {
-    /// 1 TiB, 100 000 entries, 100 bytes for each byte.
+    /// Returns limits of 1 TiB, 100,000 entries, and 100 bytes per byte of the archive.
     fn default() -> Self {
         UnpackLimits { bytes: 1 << 40, entries: 100_000, ratio: 100 }
     }
 }
 
-/// Bytes that may come out of an archive of any size.
+/// Size of the content that an archive of any size may have.
 const RATIO_SLACK: u64 = 16 << 20;
 
-/// An archive that was written or unpacked.
+/// Totals of an archive that was written or unpacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Archived {
     /// Number of files.
     pub files: usize,
-    /// Their bytes.
+    /// Size of the files in bytes.
     pub bytes: u64,
 }
 
-/// Writes all files of a folder to an archive, under their paths below it. Told of bytes as they are read.
+/// Writes all files of a folder to an archive, under their paths below the folder. Calls `progress` with bytes as they
+/// are read.
 ///
 /// # Errors
-/// Something in the folder that isn't a file or folder, or is unfinished; an archive that exists, unless it is to be
-/// replaced; what the system refuses.
+/// Returns an error if the folder holds anything but files and folders or is unfinished, if the archive exists and
+/// `replace` is false, or if a file can't be read or written.
 pub fn pack(folder: &Path, archive: &Path, replace: bool, progress: &dyn Fn(u64)) -> Result<Archived, PackageError> {
     let mut entries = Vec::new();
     collect(folder, "", 0, &mut entries)?;
@@ -91,7 +92,7 @@ pub fn pack(folder: &Path, archive: &Path, replace: bool, progress: &dyn Fn(u64)
         let size = file.metadata().map_err(unreadable)?.len();
         let stored = path.extension().is_some_and(|e| STORED.iter().any(|s| e == *s));
         let method = if stored { CompressionMethod::Stored } else { CompressionMethod::Deflated };
-        // deflating may add a little to what doesn't shrink
+        // deflating may slightly enlarge incompressible data
         let large = size >= u64::from(u32::MAX) - (1 << 24);
         let options = options.unix_permissions(0o644).compression_method(method).large_file(large);
         zip.start_file(name, options).map_err(|e| refused(io_error(e)))?;
@@ -121,8 +122,8 @@ fn not_written(error: FileError) -> PackageError {
     PackageError::write(&error.path, error.action, error.error)
 }
 
-/// A file that keeps its first error to itself. The writer of archives tries to finish an archive that it couldn't write
-/// when it is dropped, and prints what comes of it.
+/// File that records its first error. When the zip writer is dropped after a failure, it tries to finish the archive
+/// and prints the errors of that.
 struct Sink<'a> {
     file: &'a File,
     failure: &'a RefCell<Option<io::Error>>,
@@ -150,7 +151,7 @@ impl Seek for Sink<'_> {
     }
 }
 
-/// Files, and folders that hold none, by their path below the root.
+/// Collects files and empty folders by their path below the root.
 fn collect(folder: &Path, prefix: &str, depth: usize, out: &mut Vec<(String, bool)>) -> Result<(), PackageError> {
     let unreadable = |e| PackageError::unreadable(folder, e);
     if depth > MAX_DEPTH {
@@ -182,10 +183,11 @@ fn collect(folder: &Path, prefix: &str, depth: usize, out: &mut Vec<(String, boo
     Ok(())
 }
 
-/// Unpacks an archive into a new folder, which appears when it is whole.
+/// Unpacks an archive into a new folder, which appears once it is complete.
 ///
 /// # Errors
-/// An archive that is broken or unsafe (see the module), a target that exists, or what the system refuses.
+/// Returns an error if the archive is damaged or unsafe (see the module), the target exists, or a file can't be
+/// written.
 pub fn unpack(
     archive: &Path,
     target: &Path,
@@ -254,7 +256,7 @@ pub fn unpack(
     Ok(done)
 }
 
-/// An entry whose name and kind are safe.
+/// Entry with a safe name and kind.
 struct Entry {
     name: String,
     is_folder: bool,
@@ -262,12 +264,12 @@ struct Entry {
 }
 
 fn check_entries(archive: &Path, zip: &mut ZipArchive<BufReader<File>>) -> Result<Vec<Entry>, PackageError> {
-    /// Type of a file in a Unix mode.
+    /// Bits of a Unix mode that hold the file type.
     const TYPE: u32 = 0o170_000;
     const REGULAR: u32 = 0o100_000;
     const FOLDER: u32 = 0o040_000;
     let mut out = Vec::with_capacity(zip.len());
-    // names that differ in case only are the same file on some systems
+    // on some systems, names that differ only in case are the same file
     let mut taken = BTreeSet::new();
     for index in 0..zip.len() {
         let entry = zip.by_index_raw(index).map_err(|e| PackageError::corrupt(archive, e.to_string()))?;
@@ -292,7 +294,7 @@ fn check_entries(archive: &Path, zip: &mut ZipArchive<BufReader<File>>) -> Resul
         }
         out.push(Entry { name: name.to_owned(), is_folder, size: entry.size() });
     }
-    // a file can't be a folder, too
+    // no path is both a file and a folder
     let files: BTreeSet<String> = out.iter().filter(|e| !e.is_folder).map(|e| e.name.to_lowercase()).collect();
     for entry in &out {
         let lower = entry.name.to_lowercase();
@@ -354,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn the_unfinished_and_links_are_not_packed() {
+    fn unfinished_output_and_links_are_not_packed() {
         let room = tempfile::tempdir().unwrap();
         let folder = sample(room.path());
         let archive = room.path().join("a.zip");
@@ -370,7 +372,7 @@ mod tests {
         assert!(!archive.exists());
     }
 
-    /// An archive of entries as they are given, whatever they are.
+    /// Writes an archive without any checks.
     fn hostile(path: &Path, write: impl FnOnce(&mut ZipWriter<File>)) {
         let mut zip = ZipWriter::new(File::create(path).unwrap());
         write(&mut zip);
@@ -429,7 +431,7 @@ mod tests {
         let none = UnpackLimits { entries: 0, ..UnpackLimits::default() };
         assert!(refusal(room.path(), &archive, &none).contains("1 entries, the limit is 0"));
 
-        // an entry that announces less than it holds: the sizes stand in the local and the central header
+        // an entry larger than its announced size, which stands in the local and in the central header
         hostile(&archive, |zip| {
             zip.start_file("zeros", SimpleFileOptions::default()).unwrap();
             zip.write_all(&zeros).unwrap();

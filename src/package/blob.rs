@@ -3,11 +3,13 @@
 //! | bytes | what |
 //! |---|---|
 //! | 0..64 | u32 number of blobs, u32 version = 2, zeros |
-//! | each blob, 64-byte aligned | a record of 64 bytes: u32 0xDEADBEEF, u32 data type, u64 bytes, u64 absolute offset of the data, u64 bits of padding in the last byte, zeros; then the data |
+//! | each blob, 64-byte aligned | record of 64 bytes, then the data |
 //!
-//! All numbers are little-endian. A program refers to a blob by the offset of its record. A file is written in two
-//! steps, [`WeightPlan`] and [`WeightPlan::write`]: places follow from lengths alone, so the program that refers to
-//! them can be written before any data exists, and the data is produced by many threads, each at its place.
+//! A record holds u32 0xDEADBEEF, u32 data type, u64 bytes, u64 absolute offset of the data, u64 bits of padding in the
+//! last byte, and zeros. All numbers are little-endian. A program refers to a blob by the offset of its record. A file
+//! is written in two steps, [`WeightPlan`] and [`WeightPlan::write`]: places follow from lengths alone, so the program
+//! that refers to them can be written before any data exists, and the data is produced by many threads, each at its
+//! place.
 
 mod plan;
 mod read;
@@ -20,14 +22,14 @@ pub use write::WriteProgress;
 
 use anec_mil::DataType;
 
-/// Alignment of records and of data, and the size of a record and of the file's header.
+/// Alignment of records and data; also the size of a record and of the file header.
 pub const ALIGNMENT: u64 = 64;
 /// First word of a record.
 const SENTINEL: u32 = 0xDEAD_BEEF;
-/// The only version there is.
+/// Only version of the format.
 const VERSION: u32 = 2;
 
-/// Codes of data types.
+/// Type codes of the format.
 const CODES: [(DataType, u32); 15] = [
     (DataType::Fp16, 1),
     (DataType::Fp32, 2),
@@ -46,24 +48,24 @@ const CODES: [(DataType, u32); 15] = [
     (DataType::Uint32, 15),
 ];
 
-/// The code of a data type, if it can be in a weight file.
+/// Returns the code of a data type, if it can be in a weight file.
 fn code(dtype: DataType) -> Option<u32> {
     CODES.iter().find(|(d, _)| *d == dtype).map(|(_, code)| *code)
 }
 
-/// The data type of a code.
+/// Returns the data type of a code.
 fn data_type(code: u32) -> Option<DataType> {
     CODES.iter().find(|(_, c)| *c == code).map(|(dtype, _)| *dtype)
 }
 
-/// Bits that the last byte of so many elements leaves unused.
+/// Returns the number of unused bits in the last byte of `elements` elements.
 fn padding_bits(dtype: DataType, elements: u64) -> u64 {
     // elements * bits modulo 8, without overflow
     let used = (elements % 8) * dtype.bits() % 8;
     (8 - used) % 8
 }
 
-/// The file's header.
+/// Returns the file's header.
 fn header(count: u32) -> [u8; ALIGNMENT as usize] {
     let mut out = [0; ALIGNMENT as usize];
     out[..4].copy_from_slice(&count.to_le_bytes());
@@ -72,7 +74,7 @@ fn header(count: u32) -> [u8; ALIGNMENT as usize] {
 }
 
 impl Record {
-    /// The record's 64 bytes.
+    /// Returns the record's 64 bytes.
     fn to_bytes(self) -> [u8; ALIGNMENT as usize] {
         let mut out = [0; ALIGNMENT as usize];
         out[..4].copy_from_slice(&SENTINEL.to_le_bytes());
@@ -83,7 +85,7 @@ impl Record {
         out
     }
 
-    /// A record from its bytes, checked against the size of the file that it is in.
+    /// Parses a record and checks it against the size of its file.
     fn from_bytes(offset: u64, bytes: &[u8], file_length: u64) -> Result<Record, String> {
         let word = |at: usize| bytes.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_le_bytes);
         let long = |at: usize| bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);

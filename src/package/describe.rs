@@ -1,4 +1,4 @@
-//! What is in a package, and whether its description is that of its program.
+//! Inventory of a package, and comparison of its description with its program.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,29 +10,29 @@ use super::open::{Package, PackageFile};
 use anec_mil::constant::Data;
 use anec_mil::{Binding, Constant, DataType, Dim, Function, Opset, Program, SymbolRange, TensorType, Value, ValueType};
 
-/// What is in a package.
+/// Inventory of a package.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Inventory {
     /// Version of the specification.
     pub specification_version: i32,
-    /// Each function.
+    /// Functions.
     pub functions: Vec<FunctionInventory>,
-    /// Bytes of constants, each content counted once for the whole package.
+    /// Size of the constants in bytes; each content counts once per package.
     pub weight_bytes: u64,
     /// Files.
     pub files: Vec<PackageFile>,
-    /// What the model says of itself.
+    /// Metadata of the model.
     pub metadata: super::PackageMetadata,
-    /// Who built it with what.
+    /// Build tools and their versions.
     pub build_info: BTreeMap<String, String>,
 }
 
-/// What is in a function.
+/// Inventory of a function.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FunctionInventory {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its opset.
+    /// Opset.
     pub opset: &'static str,
     /// Inputs, as `name: type`.
     pub inputs: Vec<String>,
@@ -40,18 +40,18 @@ pub struct FunctionInventory {
     pub states: Vec<String>,
     /// Outputs.
     pub outputs: Vec<String>,
-    /// What symbols may be, as text.
+    /// Ranges of the symbols, as text.
     pub lengths: BTreeMap<String, String>,
-    /// How often each operator occurs, nested blocks included.
+    /// Number of operations by operator, nested blocks included.
     pub ops: BTreeMap<String, usize>,
-    /// Bytes of constants by element type, each content counted once.
+    /// Size of the constants in bytes by element type; each content counts once.
     pub constant_bytes: BTreeMap<String, u64>,
-    /// Bytes of states.
+    /// Size of the states in bytes.
     pub state_bytes: u64,
 }
 
 impl Package {
-    /// What is in the package.
+    /// Returns the inventory of the package.
     pub fn inventory(&self) -> Inventory {
         let mut seen = BTreeSet::new();
         let functions: Vec<&Function> = self.program.functions.iter().collect();
@@ -65,7 +65,7 @@ impl Package {
         }
     }
 
-    /// Whether the description is that of the program: findings, or none.
+    /// Compares the description with the program and returns the differences.
     pub fn check_description(&self) -> Vec<DescriptionFinding> {
         check(&self.program, &self.interfaces, self.specification_version)
     }
@@ -100,7 +100,7 @@ fn inventory(function: &Function) -> FunctionInventory {
     }
 }
 
-/// Bytes of constants by element type, each content once.
+/// Returns the size of the constants in bytes by element type; each content counts once.
 fn constant_bytes(functions: &[&Function], seen: &mut BTreeSet<usize>) -> BTreeMap<String, u64> {
     let mut out: BTreeMap<String, u64> = BTreeMap::new();
     let mut add = |constant: &Constant| {
@@ -125,14 +125,14 @@ fn constant_bytes(functions: &[&Function], seen: &mut BTreeSet<usize>) -> BTreeM
     out
 }
 
-/// Something about a description that isn't as it should be.
+/// Difference between a description and its program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DescriptionFinding {
-    /// The function, or nothing for the model as a whole.
+    /// Function; `None` for the model as a whole.
     pub function: Option<String>,
-    /// The feature, or nothing for the function as a whole.
+    /// Feature; `None` for the function as a whole.
     pub feature: Option<String>,
-    /// Found and expected.
+    /// Found and expected values.
     pub problem: String,
 }
 
@@ -220,7 +220,7 @@ fn check_feature(function: &Function, role: &str, value: &Value, feature: &Featu
         return (feature.kind == "multiArrayType").then(|| format!("described as a multi-array, it is {}", value.ty));
     };
     if feature.kind != expected_kind {
-        // images stand for tensors, class labels for scalars
+        // images describe tensors, and class labels scalars
         let stands_for_tensor = role != "state" && matches!(feature.kind, "imageType" | "stringType" | "int64Type");
         return (!stands_for_tensor).then(|| format!("described as {}, expected {expected_kind}", feature.kind));
     }
@@ -277,7 +277,7 @@ fn check_ranges(
         {
             return Some(format!("dimension {axis} is {size}, described as {feature}"));
         }
-        // the symbol's lengths, where they are a range, must be what is described
+        // a symbol with a range must have the described range
         if let Dim::Symbolic { symbol, .. } = dim
             && let Some(SymbolRange::Range { lower: l, upper: u, .. }) = function.lengths.get(symbol)
         {

@@ -1,19 +1,19 @@
-//! BLAKE3 of bytes that come in pieces of any length.
+//! BLAKE3 of data that arrives in pieces of any length.
 
-/// Bytes that are given to the hash together, at multiples of as many. What it is given at once are subtrees of its tree, whose
-/// sizes divide where they begin: pieces that begin anywhere are many small ones, of which the smallest fill no vectors.
+/// Number of bytes hashed in one call, at multiples of this offset. Each call hashes subtrees whose sizes divide their
+/// offset; unaligned calls would hash many small subtrees that don't fill vector registers.
 const TOGETHER: usize = 64 << 10;
 
-/// The hash of pieces.
+/// Incremental hash.
 #[derive(Default)]
 pub(super) struct PieceHasher {
     hash: blake3::Hasher,
-    /// The last bytes, fewer than are given to the hash together.
+    /// Last bytes, fewer than [`TOGETHER`].
     held: Vec<u8>,
 }
 
 impl PieceHasher {
-    /// Adds the bytes that come next.
+    /// Adds the next bytes.
     pub(super) fn update(&mut self, bytes: &[u8]) {
         let mut bytes = bytes;
         if !self.held.is_empty() {
@@ -31,7 +31,7 @@ impl PieceHasher {
         self.held.extend_from_slice(rest);
     }
 
-    /// The hash of all.
+    /// Returns the hash of all bytes.
     pub(super) fn finalize(mut self) -> blake3::Hash {
         self.hash.update(&self.held);
         self.hash.finalize()

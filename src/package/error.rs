@@ -5,120 +5,120 @@ use std::path::{Path, PathBuf};
 
 use anec_base::{Diagnostic, Error, Fault};
 
-/// What can go wrong with a package.
+/// Error of reading or writing a package.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PackageError {
-    /// A file that must be read can't be.
+    /// File that can't be read.
     #[error("{}: can't be read: {source}", .path.display())]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A file that isn't what it should be.
+    /// File with invalid content.
     #[error("{}: {problem}", .path.display())]
     Corrupt {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Found and expected.
+        /// Found and expected values.
         problem: String,
     },
-    /// A Core ML model of another kind.
+    /// Core ML model that isn't an ML Program.
     #[error("{}: not an ML Program: it is a {kind}", .path.display())]
     NotAProgram {
-        /// The model file.
+        /// Path of the model file.
         path: PathBuf,
-        /// The kind of model, as the format names it.
+        /// Kind of model, in the format's terms.
         kind: String,
     },
-    /// A model whose program doesn't hold together.
+    /// Model with an inconsistent program.
     #[error("{}: {cause}", .path.display())]
     Invalid {
-        /// The model file.
+        /// Path of the model file.
         path: PathBuf,
-        /// What is wrong.
+        /// Cause.
         cause: Error,
     },
-    /// A blob that a program refers to and that isn't there as it should be.
+    /// Blob that a program refers to but that is missing or damaged.
     #[error("{}, blob at {offset}: {problem} ({owner})", .path.display())]
     Blob {
-        /// The weight file.
+        /// Path of the weight file.
         path: PathBuf,
         /// Offset of the blob's record.
         offset: u64,
-        /// Whose constant it is.
+        /// Name of the constant.
         owner: String,
-        /// Found and expected.
+        /// Found and expected values.
         problem: String,
     },
-    /// A constant's data can't be produced.
+    /// Constant whose data can't be produced.
     #[error("{owner}: {cause}")]
     Constant {
-        /// Whose constant it is.
+        /// Name of the constant.
         owner: String,
-        /// Why.
+        /// Cause.
         cause: Error,
     },
-    /// The system refused to write.
+    /// File or folder that can't be written.
     #[error("{}: can't {action}: {source}", .path.display())]
     Write {
-        /// The file or folder.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// What was tried.
+        /// Operation that failed.
         action: &'static str,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// There is no room for what would be written.
+    /// Disk without enough free space.
     #[error("{}: {needed} bytes are needed, {available} are free", .path.display())]
     NoSpace {
-        /// The folder that would be written to.
+        /// Path of the folder to write to.
         path: PathBuf,
-        /// Bytes that would be written.
+        /// Number of bytes to write.
         needed: u64,
-        /// Bytes that are free.
+        /// Number of free bytes.
         available: u64,
     },
-    /// Something is there already.
+    /// File or folder that already exists.
     #[error("{}: exists already", .path.display())]
     Exists {
-        /// The file or folder.
+        /// Path of the file or folder.
         path: PathBuf,
     },
-    /// A path that can't name what would be written.
+    /// Path that can't be written to.
     #[error("{}: {problem}", .path.display())]
     Name {
-        /// The path.
+        /// Path.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason.
         problem: String,
     },
-    /// A program whose signature a package can't describe.
+    /// Program with a signature that a package can't describe.
     #[error("function `{function}`, `{feature}`: {problem}")]
     Interface {
-        /// The function.
+        /// Function.
         function: String,
-        /// The input, output or state.
+        /// Input, output or state.
         feature: String,
-        /// Found and expected.
+        /// Found and expected values.
         problem: String,
     },
-    /// Something about the program as a whole that a package can't hold.
+    /// Program that a package can't hold.
     #[error("program: {problem}")]
     Program {
-        /// Found and expected.
+        /// Found and expected values.
         problem: String,
     },
-    /// An archive that must not be unpacked.
+    /// Archive that is unsafe to unpack.
     #[error("{}, entry `{entry}`: {problem}", .path.display())]
     Entry {
-        /// The archive.
+        /// Path of the archive.
         path: PathBuf,
-        /// The entry's name.
+        /// Name of the entry.
         entry: String,
-        /// Found and expected.
+        /// Found and expected values.
         problem: String,
     },
 }

@@ -1,10 +1,10 @@
 //! A model's description: the features of each function, derived from its signature and read back.
 //!
-//! The format describes each dimension by itself: a range, or a list of whole shapes. That two dimensions are the same
-//! symbol is not in it. Packages written here say so in the metadata (key `anec.symbols.{function}`, value
-//! `hidden[2]=T; mask[3]=2*T+1`). For other packages dimensions are taken to be the same symbol when their range and
-//! default are equal, or when one enumerated size follows from the other by `factor * size + offset`; anything else
-//! would give each input a length of its own, and most graphs would not type.
+//! The format describes each dimension on its own: a range, or a list of whole shapes. It doesn't say which dimensions
+//! are the same symbol. Packages written here record that in the metadata (key `anec.symbols.{function}`, value
+//! `hidden[2]=T; mask[3]=2*T+1`). In other packages, dimensions count as the same symbol if their ranges and defaults
+//! are equal, or if one enumerated size follows from the other by `factor * size + offset`; otherwise each input would
+//! have a length of its own, and most graphs would not type-check.
 
 use std::collections::BTreeMap;
 
@@ -16,13 +16,13 @@ use super::PackageError;
 use anec_mil::codec::{self, Dimensions};
 use anec_mil::{DataType, Dim, Function, Opset, Symbol, SymbolRange, TensorType, Value, ValueType};
 
-/// Metadata keys that tell which dimensions are which symbols begin like this.
+/// Prefix of metadata keys that map dimensions to symbols.
 pub(super) const SYMBOLS_KEY: &str = "anec.symbols.";
 
-/// Most shapes that an input may enumerate.
+/// Maximum number of shapes that an input may enumerate.
 const MAX_SHAPES: usize = 128;
 
-/// Element types of features.
+/// Element types that features may have.
 const DATA_TYPES: [(DataType, ArrayDataType); 5] = [
     (DataType::Fp16, ArrayDataType::Float16),
     (DataType::Fp32, ArrayDataType::Float32),
@@ -31,15 +31,16 @@ const DATA_TYPES: [(DataType, ArrayDataType); 5] = [
     (DataType::Int32, ArrayDataType::Int32),
 ];
 
-/// The element type of a feature.
+/// Returns the element type of a feature.
 pub(super) fn data_type(array: &ArrayFeatureType) -> Option<DataType> {
     DATA_TYPES.iter().find(|(_, a)| *a as i32 == array.data_type).map(|(d, _)| *d)
 }
 
-/// The features of a function.
+/// Returns the description of a function.
 ///
 /// # Errors
-/// What Core ML can't take as a feature: other data types, states of unknown shape, symbols without lengths.
+/// Returns an error for anything that Core ML can't take as a feature: other data types, states of unknown shape,
+/// symbols without ranges.
 pub(super) fn describe(function: &Function) -> Result<FunctionDescription, PackageError> {
     let mut out = FunctionDescription { name: function.name.clone(), ..Default::default() };
     for value in function.inputs.iter().map(|id| function.value(*id)) {
@@ -71,7 +72,7 @@ pub(super) fn describe(function: &Function) -> Result<FunctionDescription, Packa
             return Err(error(format!("an output can't be a {}", value.ty)));
         };
         let data_type = array_data_type(function.opset, ty.dtype).map_err(error)?;
-        // an output that depends on the call has no shape here
+        // an output of flexible shape has no shape in the description
         let shape = ty.fixed_shape().map_or(Ok(Vec::new()), |s| sizes(&s)).map_err(error)?;
         let array = ArrayFeatureType { shape, data_type, ..Default::default() };
         out.output.push(feature(value, Type::MultiArrayType(array)));
@@ -119,7 +120,7 @@ fn state_array(function: &Function, ty: &TensorType) -> Result<ArrayFeatureType,
 fn input_array(function: &Function, ty: &TensorType) -> Result<ArrayFeatureType, String> {
     let data_type = array_data_type(function.opset, ty.dtype)?;
     if ty.rank() == 0 {
-        // a scalar is described as a vector of one
+        // the format describes a scalar as a vector of one element
         return Ok(ArrayFeatureType { shape: vec![1], data_type, ..Default::default() });
     }
     if let Some(shape) = ty.fixed_shape() {
@@ -155,7 +156,7 @@ fn input_array(function: &Function, ty: &TensorType) -> Result<ArrayFeatureType,
     })
 }
 
-/// The shape once symbols have these sizes.
+/// Returns the shape for given sizes of the symbols.
 fn at(ty: &TensorType, values: &[(&Symbol, u64)]) -> Result<Vec<u64>, String> {
     let fixed = values.iter().fold(ty.clone(), |ty, (symbol, size)| ty.substitute(symbol, *size));
     fixed.fixed_shape().filter(|s| s.iter().all(|n| *n > 0)).ok_or_else(|| {
@@ -219,7 +220,7 @@ fn enumeration(ty: &TensorType, symbols: &[(&Symbol, &SymbolRange)]) -> Result<E
     Ok(EnumeratedShapes { shapes: choices.iter().map(shape).collect::<Result<_, String>>()? })
 }
 
-/// Which dimensions are which symbols, as text for the metadata; nothing where there are no symbols.
+/// Returns the mapping of dimensions to symbols as metadata text; `None` if there are no symbols.
 pub(super) fn symbols_text(function: &Function) -> Option<String> {
     let mut parts = Vec::new();
     for value in function.tensor_inputs() {
@@ -232,7 +233,7 @@ pub(super) fn symbols_text(function: &Function) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-/// The dimensions that a text tells; nothing where it isn't such a text.
+/// Parses metadata text into a mapping of dimensions; `None` if the text is invalid.
 fn parse_symbols(text: &str) -> Option<BTreeMap<(String, usize), Dim>> {
     text.split(';')
         .map(|part| {
@@ -243,7 +244,7 @@ fn parse_symbols(text: &str) -> Option<BTreeMap<(String, usize), Dim>> {
         .collect()
 }
 
-/// `T`, `2*T`, `T+1`, `2*T-1`.
+/// Parses `T`, `2*T`, `T+1` or `2*T-1`.
 fn parse_dim(text: &str) -> Option<Dim> {
     let (factor, rest) = text.split_once('*').map_or(Some((1, text)), |(f, rest)| Some((f.parse().ok()?, rest)))?;
     let sign = rest.find(['+', '-']).unwrap_or(rest.len());
@@ -253,7 +254,7 @@ fn parse_dim(text: &str) -> Option<Dim> {
     (named && factor >= 1).then(|| Dim::Symbolic { factor, symbol: Symbol::new(name), offset })
 }
 
-/// What one flexible dimension of an input may be.
+/// Sizes that a flexible dimension of an input may have.
 #[derive(Clone, Debug, PartialEq)]
 enum Sizes {
     Range {
@@ -261,12 +262,12 @@ enum Sizes {
         upper: Option<u64>,
         default: u64,
     },
-    /// The default first.
+    /// Enumerated sizes, the default first.
     List(Vec<u64>),
 }
 
 impl Sizes {
-    /// What the symbol of this dimension may be; nothing where sizes are no multiples as the dimension says.
+    /// Returns the range of the dimension's symbol; `None` if a size isn't `factor * n + offset`.
     fn of_symbol(&self, factor: u64, offset: i64) -> Option<SymbolRange> {
         let invert = |size: u64| {
             let rest = i64::try_from(size).ok()?.checked_sub(offset)?;
@@ -292,7 +293,7 @@ impl Sizes {
         })
     }
 
-    /// Factor and offset that give these sizes from others.
+    /// Returns the factor and offset by which these sizes follow from others.
     fn follows(&self, other: &Sizes) -> Option<(u64, i64)> {
         if self == other {
             return Some((1, 0));
@@ -315,8 +316,8 @@ impl Sizes {
     }
 }
 
-/// What the description allows for the dimensions of inputs. An enumeration of shapes gives each varying dimension its
-/// column.
+/// Returns the sizes that the description allows for the dimensions of inputs. Enumerated shapes are split into
+/// dimensions.
 fn flexible(description: &[FeatureDescription]) -> Vec<((String, usize), Sizes)> {
     let mut out = Vec::new();
     for feature in description {
@@ -351,10 +352,9 @@ fn flexible(description: &[FeatureDescription]) -> Vec<((String, usize), Sizes)>
     out
 }
 
-/// What is known of the dimensions that a function leaves open, from its description and, if the package says, its
-/// symbols.
+/// Returns the flexible dimensions of a function, from its description and, if present, its symbol metadata.
 ///
-/// A symbol that the package names but whose sizes contradict each other or the description is not believed.
+/// Symbol metadata that contradicts itself or the description is ignored.
 pub(super) fn dimensions(
     inputs: &[FeatureDescription],
     function: &coreml_proto::mil_spec::Function,
@@ -403,7 +403,7 @@ fn guess(flexible: &[((String, usize), Sizes)]) -> Dimensions {
     known
 }
 
-/// `T`, `T1`, `T2`, …
+/// Returns the name of a symbol: `T`, `T1`, `T2`, …
 fn name(index: usize) -> String {
     if index == 0 { "T".into() } else { format!("T{index}") }
 }
@@ -413,7 +413,7 @@ mod tests {
     use super::*;
     use anec_mil::{Block, ValueId};
 
-    /// A function that gives back its inputs.
+    /// Returns an identity function of the inputs.
     fn function(opset: Opset, inputs: Vec<(&str, ValueType)>, lengths: Vec<(&Symbol, SymbolRange)>) -> Function {
         let values: Vec<Value> =
             inputs.into_iter().map(|(name, ty)| Value { name: name.into(), ty, constant: None }).collect();
@@ -444,7 +444,7 @@ mod tests {
             .unwrap()
     }
 
-    /// What is read back of a function's symbols, with or without what the metadata tells.
+    /// Returns the symbols read back, with or without metadata.
     fn read_back(function: &Function, symbols: Option<&str>) -> Dimensions {
         dimensions(&describe(function).unwrap().input, &message(function), symbols)
     }
@@ -464,13 +464,13 @@ mod tests {
         let Some(ShapeFlexibility::ShapeRange(ranges)) = &array.shape_flexibility else { panic!() };
         let bounds: Vec<(u64, i64)> = ranges.size_ranges.iter().map(|r| (r.lower_bound, r.upper_bound)).collect();
         assert_eq!(bounds, [(1, 1), (64, 64), (1, 4), (1, 1)]);
-        // what depends on the call has a type and no shape
+        // outputs of flexible shape have a type and no shape
         let Some(Type::MultiArrayType(array)) = &described.output[0].r#type.as_ref().unwrap().r#type else { panic!() };
         assert_eq!((array.shape.len(), array.data_type), (0, ArrayDataType::Float16 as i32));
     }
 
     #[test]
-    fn symbols_survive_by_what_the_metadata_tells() {
+    fn symbols_survive_by_metadata() {
         let (t, s) = (Symbol::new("tokens"), Symbol::new("S"));
         let mask = Dim::symbol(&t).times(&Dim::Fixed(2)).offset_by(-1);
         let inputs =
@@ -503,7 +503,7 @@ mod tests {
             function(Opset::CoreMl8, inputs.clone(), vec![(&a, range(1, Some(4), 1)), (&b, range(1, Some(5), 1))]);
         let known = read_back(&other, None);
         assert_eq!(known.dims[&("y".to_owned(), 0)].to_string(), "T1");
-        // a text that contradicts the description is not believed
+        // metadata that contradicts the description is ignored
         assert_eq!(read_back(&other, Some("x[0]=T; y[0]=T")), known);
         assert_eq!(read_back(&other, Some("x[0]=3*T")), known);
         for nonsense in ["", ";", "x[0", "x[0]=", "x[0]=0*T", "x[9]=T", "z[0]=T", "x[0]=T+99999999999999999999"] {
@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn what_core_ml_cannot_take_is_refused() {
+    fn unsupported_features_are_refused() {
         let problem = |f: &Function| describe(f).unwrap_err().to_string();
         let of = |dtype, opset| function(opset, vec![("x", TensorType::new(dtype, [2u64]).into())], vec![]);
         assert_eq!(

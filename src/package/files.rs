@@ -1,5 +1,5 @@
-//! What the standard library lacks for writing folders safely: positioned reads and writes, room on the disk, and
-//! folders that appear whole or not at all.
+//! Additions to the standard library for writing folders safely: positioned reads and writes, free disk space, and
+//! folders that appear complete or not at all.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -14,7 +14,7 @@ pub(super) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()>
     std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
 }
 
-/// Reads exactly so many bytes from an offset.
+/// Fills the buffer from an offset.
 #[cfg(unix)]
 pub(super) fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
     std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
@@ -34,7 +34,7 @@ pub(super) fn write_at(file: &File, mut bytes: &[u8], mut offset: u64) -> io::Re
     Ok(())
 }
 
-/// Reads exactly so many bytes from an offset.
+/// Fills the buffer from an offset.
 #[cfg(windows)]
 pub(super) fn read_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Result<()> {
     while !bytes.is_empty() {
@@ -48,19 +48,19 @@ pub(super) fn read_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io:
     Ok(())
 }
 
-/// Gives an empty file its length, with room on the disk for it where the system can reserve that.
+/// Sets the length of an empty file and reserves disk space if the system can.
 pub(super) fn reserve(file: &File, length: u64) -> io::Result<()> {
     file.set_len(length)?;
     #[cfg(unix)]
     match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, length) {
-        // a file system that can't reserve finds out while writing
+        // file systems that can't reserve report a full disk on write
         Err(error) if error == rustix::io::Errno::NOSPC => return Err(error.into()),
         _ => {}
     }
     Ok(())
 }
 
-/// Bytes that an ordinary user may still write to the disk of a folder, if the system tells.
+/// Number of bytes that an unprivileged user may write to the folder's disk, if known.
 pub fn available_space(folder: &Path) -> Option<u64> {
     #[cfg(unix)]
     {
@@ -74,10 +74,10 @@ pub fn available_space(folder: &Path) -> Option<u64> {
     }
 }
 
-/// Whether there is room for so many bytes in a folder that exists.
+/// Checks that an existing folder's disk has room for `needed` bytes.
 ///
 /// # Errors
-/// [`PackageError::NoSpace`].
+/// Returns [`PackageError::NoSpace`] if it hasn't.
 pub fn check_space(folder: &Path, needed: u64) -> Result<(), PackageError> {
     match available_space(folder) {
         Some(available) if available < needed => {
@@ -87,33 +87,33 @@ pub fn check_space(folder: &Path, needed: u64) -> Result<(), PackageError> {
     }
 }
 
-/// A folder that is being filled. It has a hidden name beside its final one until [`PartialFolder::publish`], and is
-/// removed when dropped before. While it exists it is locked, so that [`clean_partials`] leaves it alone.
+/// Folder that is being filled. It has a hidden name beside its final one until [`PartialFolder::publish`] and is
+/// removed if dropped before. It is locked meanwhile, so that [`clean_partials`] leaves it alone.
 pub struct PartialFolder(Partial);
 
 impl PartialFolder {
-    /// An empty folder that will become `target`.
+    /// Returns an empty folder that will become `target`.
     ///
     /// # Errors
-    /// When `target` exists and `replace` isn't given, or the system refuses.
+    /// Returns an error if `target` exists and `replace` is false, or the folder can't be created.
     pub fn create(target: &Path, replace: bool) -> Result<Self, PackageError> {
         Partial::create(target, replace, |path| {
             fs::create_dir(path)?;
-            // locks work on folders in most places; elsewhere the folder is merely not protected
+            // where folders can't be locked, they are merely unprotected
             Ok(File::open(path).ok())
         })
         .map(PartialFolder)
     }
 
-    /// Where the folder is now.
+    /// Current path of the folder.
     pub fn path(&self) -> &Path {
         &self.0.path
     }
 
-    /// Gives the folder its final name; with `sync`, once everything in it is on the disk.
+    /// Renames the folder to its final name; with `sync`, after its content is on the disk.
     ///
     /// # Errors
-    /// When the system refuses, or `target` exists by now and isn't to be replaced.
+    /// Returns an error if the folder can't be renamed, or `target` exists by now and isn't to be replaced.
     pub fn publish(self, sync: bool) -> Result<(), PackageError> {
         if sync {
             sync_tree(&self.0.path)?;
@@ -122,12 +122,12 @@ impl PartialFolder {
     }
 }
 
-/// Something that has a hidden name beside its final one.
+/// File or folder with a hidden name beside its final one.
 struct Partial {
     path: PathBuf,
     target: PathBuf,
     replace: bool,
-    /// Locked while this exists.
+    /// Lock, held until dropped.
     _lock: Option<File>,
     published: bool,
 }
@@ -180,7 +180,7 @@ impl Partial {
 impl Drop for Partial {
     fn drop(&mut self) {
         if !self.published {
-            // the error that brought us here is the one to report; clean_partials finds what is left
+            // the original error is reported; clean_partials removes what remains
             let _ = remove(&self.path);
         }
     }
@@ -193,7 +193,7 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-/// Puts a folder in the place of what is there, which ends up at the folder's old path and is removed.
+/// Replaces an existing folder, which moves to the new folder's old path and is removed.
 fn replace(new: &Path, target: &Path) -> io::Result<()> {
     if exchange(new, target).is_ok() {
         return remove(new);
@@ -209,10 +209,10 @@ fn replace(new: &Path, target: &Path) -> io::Result<()> {
     remove(&aside)
 }
 
-/// Gives two things each other's name in one step.
+/// Swaps the names of two files or folders atomically.
 ///
 /// # Errors
-/// Where the system or the file system can't; nothing has changed then.
+/// Returns an error, with nothing changed, if the system or the file system can't.
 pub fn exchange(a: &Path, b: &Path) -> io::Result<()> {
     #[cfg(any(target_os = "linux", target_os = "macos"))]
     {
@@ -230,7 +230,7 @@ fn remove(path: &Path) -> io::Result<()> {
     if fs::symlink_metadata(path)?.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
 }
 
-/// Makes the system write a folder and all it holds to the disk.
+/// Flushes a folder and its content to the disk.
 fn sync_tree(folder: &Path) -> Result<(), PackageError> {
     let refused = |path: &Path, e| PackageError::write(path, "write to the disk", e);
     for entry in fs::read_dir(folder).map_err(|e| refused(folder, e))? {
@@ -238,7 +238,7 @@ fn sync_tree(folder: &Path) -> Result<(), PackageError> {
         if path.is_dir() {
             sync_tree(&path)?;
         } else {
-            // opened for writing: Windows flushes nothing else
+            // opened for writing, because Windows flushes nothing else
             let file = File::options().write(true).open(&path).map_err(|e| refused(&path, e))?;
             file.sync_all().map_err(|e| refused(&path, e))?;
         }
@@ -247,18 +247,18 @@ fn sync_tree(folder: &Path) -> Result<(), PackageError> {
     Ok(())
 }
 
-/// Makes the system write a folder's list of names; some systems can't, and then the names follow later.
+/// Flushes a folder's list of names. Some systems can't; names then reach the disk later.
 fn sync_folder(folder: &Path) {
     if let Ok(file) = File::open(folder) {
         let _ = file.sync_all();
     }
 }
 
-/// Removes what killed runs left unfinished in a folder, and tells how many that were. What a running process still
+/// Removes unfinished output of killed runs from a folder and returns its number. Output that a running process still
 /// writes is left alone.
 ///
 /// # Errors
-/// When the folder can't be read or something can't be removed.
+/// Returns an error if the folder can't be read or something can't be removed.
 pub fn clean_partials(folder: &Path) -> Result<usize, PackageError> {
     let mut removed = 0;
     let entries = match fs::read_dir(folder) {
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_exists_is_replaced_only_when_asked() {
+    fn existing_packages_are_replaced_only_on_request() {
         let room = tempfile::tempdir().unwrap();
         for (kind, make) in [
             ("folder", (|p: &Path| fs::create_dir(p).and_then(|()| fs::write(p.join("old"), ""))) as fn(&Path) -> _),
@@ -321,7 +321,7 @@ mod tests {
             partial.publish(true).unwrap();
             assert_eq!(names(&target), ["new"]);
         }
-        // it appeared while the folder was being filled
+        // the target appeared meanwhile
         let target = room.path().join("raced");
         let partial = PartialFolder::create(&target, false).unwrap();
         fs::create_dir(&target).unwrap();
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_nobody_writes_any_more_is_cleaned() {
+    fn only_abandoned_output_is_cleaned() {
         let room = tempfile::tempdir().unwrap();
         let dead = room.path().join(".m.mlpackage.partial-4194305-0");
         fs::create_dir(&dead).unwrap();
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_looked_for() {
+    fn missing_disk_space_is_detected() {
         let room = tempfile::tempdir().unwrap();
         check_space(room.path(), 1).unwrap();
         if cfg!(unix) {

@@ -1,4 +1,4 @@
-//! The features of a package's functions, as its description has them.
+//! Features of a package's functions, as described.
 
 use std::fmt;
 
@@ -10,12 +10,12 @@ use serde::Serialize;
 use super::features;
 use anec_mil::DataType;
 
-/// The features of one function, as the description has them.
+/// Features of one function, as described.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Interface {
-    /// The function.
+    /// Function.
     pub function: String,
-    /// Inputs in order, states not among them.
+    /// Inputs in order, without states.
     pub inputs: Vec<Feature>,
     /// Outputs in order.
     pub outputs: Vec<Feature>,
@@ -23,36 +23,36 @@ pub struct Interface {
     pub states: Vec<Feature>,
 }
 
-/// One feature.
+/// Input, output or state of a function.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Feature {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// What it is for, if the model says.
+    /// Description, if there is one.
     pub description: String,
-    /// Its kind as the format names it: `multiArrayType`, `imageType`, …; states are `stateType`.
+    /// Kind, in the format's terms: `multiArrayType`, `imageType`, …; states are `stateType`.
     pub kind: &'static str,
-    /// Element type of a multi-array; `None` for other kinds, and for types that aren't known.
+    /// Element type of a multi-array; `None` for other kinds and for unknown types.
     #[serde(serialize_with = "serialize_data_type")]
     pub dtype: Option<DataType>,
     /// Default shape of a multi-array.
     pub shape: Vec<i64>,
-    /// Which other shapes there are.
+    /// Other allowed shapes.
     pub flexibility: Flexibility,
-    /// Whether it may be left out.
+    /// Whether the feature is optional.
     pub optional: bool,
 }
 
-/// Which shapes a feature may have.
+/// Allowed shapes of a feature.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Flexibility {
-    /// The default only.
+    /// Default shape only.
     #[default]
     Fixed,
-    /// Lower and, where there is one, upper bound of each dimension.
+    /// Lower bound and optional upper bound of each dimension.
     Ranges(Vec<(u64, Option<u64>)>),
-    /// These shapes.
+    /// List of shapes.
     Enumerated(Vec<Vec<i64>>),
 }
 

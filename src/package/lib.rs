@@ -20,7 +20,7 @@
 //! # Ok::<(), anec_base::Error>(())
 //! ```
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
 //! | [`blob`] | weight files: planned, written by many threads, read through a map |
 //! | `features` | a model's description from a program's signature and back |
@@ -53,13 +53,13 @@ pub use manifest::PackageMetadata;
 pub use open::{Package, PackageFile, open};
 pub use write::{WriteOptions, WrittenFile, WrittenPackage, write};
 
-/// Where packages keep what they hold, below their folder.
+/// Folder of a package's content, below the package.
 const DATA: &str = "Data";
-/// The model's message, below [`DATA`].
+/// File of the model's message, below [`DATA`].
 const MODEL: &str = "com.apple.CoreML/model.mlmodel";
-/// The folder of weight files, below [`DATA`].
+/// Folder of the weight files, below [`DATA`].
 const WEIGHTS: &str = "com.apple.CoreML/weights";
-/// The weight file's name in that folder.
+/// Name of the weight file in that folder.
 const WEIGHT_FILE: &str = "weight.bin";
-/// How a program refers to the folder that its message is in.
+/// Prefix by which a program refers to the folder of its message.
 const MODEL_PATH: &str = "@model_path/";

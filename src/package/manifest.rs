@@ -10,13 +10,13 @@ use uuid::Uuid;
 use super::features::SYMBOLS_KEY;
 use super::{DATA, MODEL, PackageError, WEIGHTS};
 
-/// Ids are derived from contents within this namespace.
+/// Namespace of ids, which are derived from contents.
 const NAMESPACE: Uuid = Uuid::from_u128(0x6b1f_6a2e_52f5_5d0c_9c3e_2f0d_8a47_b6d1);
 
-/// The only format of manifests there is.
+/// Only format version of manifests.
 const FORMAT_VERSION: &str = "1.0.0";
 
-/// A manifest has two entries of a few hundred bytes; one beyond this size is none.
+/// Maximum size of a manifest in bytes; a valid one has two entries of a few hundred bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -39,7 +39,8 @@ struct Item {
 }
 
 impl Manifest {
-    /// The manifest of a model and, if there is one, its folder of weights; ids follow from the BLAKE3 of the files.
+    /// Returns the manifest of a model and, if there is one, its folder of weights; ids follow from the BLAKE3 of the
+    /// files.
     pub(super) fn new(model: &[u8; 32], weights: Option<&[u8; 32]>) -> Self {
         let item = |path: &str, name: &str, description: &str| Item {
             author: "com.apple.CoreML".into(),
@@ -55,15 +56,15 @@ impl Manifest {
         Manifest { file_format_version: FORMAT_VERSION.into(), item_info_entries: entries, root_model_identifier: root }
     }
 
-    /// The manifest as text.
+    /// Returns the manifest as text.
     pub(super) fn to_json(&self) -> String {
-        // a struct of strings always has a text
+        // serializing strings can't fail
         let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
         text.push('\n');
         text
     }
 
-    /// The model's message, from the manifest of a package.
+    /// Returns the model's message, from the manifest of a package.
     pub(super) fn model_path(package: &Path) -> Result<PathBuf, PackageError> {
         let path = package.join("Manifest.json");
         let size = std::fs::metadata(&path).map_err(|e| PackageError::unreadable(&path, e))?.len();
@@ -92,23 +93,23 @@ fn id(path: &str, digest: &[u8; 32]) -> String {
     Uuid::new_v5(&NAMESPACE, &name).hyphenated().to_string().to_uppercase()
 }
 
-/// What a model says of itself.
+/// Metadata of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PackageMetadata {
-    /// One paragraph.
+    /// Description of one paragraph.
     pub short_description: String,
-    /// Who made it.
+    /// Author.
     pub author: String,
-    /// Under which terms.
+    /// Licence.
     pub license: String,
-    /// Of the model.
+    /// Version of the model.
     pub version: String,
-    /// Anything else, by key. Keys that begin with `anec.symbols.` are the writer's own and not kept.
+    /// Other metadata by key. Keys that begin with `anec.symbols.` belong to the writer and are dropped.
     pub user_defined: BTreeMap<String, String>,
 }
 
 impl PackageMetadata {
-    /// As the format has it; nothing where there is nothing to say.
+    /// Converts to the format's message; `None` if all metadata is empty.
     pub(super) fn to_proto(&self, symbols: BTreeMap<String, String>) -> Option<coreml_proto::Metadata> {
         let own = self.user_defined.iter().filter(|(key, _)| !key.starts_with(SYMBOLS_KEY));
         let user_defined = own.map(|(k, v)| (k.clone(), v.clone())).chain(symbols).collect();
@@ -122,7 +123,7 @@ impl PackageMetadata {
         (metadata != coreml_proto::Metadata::default()).then_some(metadata)
     }
 
-    /// From the format.
+    /// Converts from the format's message.
     pub(super) fn from_proto(metadata: Option<&coreml_proto::Metadata>) -> Self {
         let Some(metadata) = metadata.cloned() else { return Self::default() };
         PackageMetadata {

@@ -20,41 +20,41 @@ use anec_mil::{Program, TensorType};
 /// Most files and folders that are listed of a package; real ones have a handful.
 const MAX_FILES: usize = 10_000;
 
-/// A package that was read.
+/// Opened package.
 #[derive(Debug)]
 pub struct Package {
-    /// Its folder, or the `.mlmodel` file.
+    /// Path of the folder or the `.mlmodel` file.
     pub path: PathBuf,
-    /// The program. Its functions are in the order of the description; their symbols and lengths come from there, too.
+    /// Program. Functions are in the order of the description, which also gives their symbols and ranges.
     pub program: Program,
-    /// What the description says of each function.
+    /// Description of each function.
     pub interfaces: Vec<Interface>,
-    /// What the model says of itself.
+    /// Metadata of the model.
     pub metadata: PackageMetadata,
-    /// Who built it with what, if the program says: `coremltools-version` and the like.
+    /// Build tools and their versions, if recorded: `coremltools-version` and the like.
     pub build_info: BTreeMap<String, String>,
     /// Version of the specification.
     pub specification_version: i32,
-    /// Its files, in the order of their paths.
+    /// Files, sorted by path.
     pub files: Vec<PackageFile>,
-    /// The weight files that the program refers to.
+    /// Weight files that the program refers to.
     pub weights: Vec<Arc<WeightFile>>,
 }
 
-/// A file of a package.
+/// File of a package.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct PackageFile {
     /// Path below the package's folder, with `/`.
     pub path: String,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
-/// Reads an `.mlpackage` folder or an `.mlmodel` file. Large constants stay where they are, mapped; the files must not
-/// be changed while the program is in use.
+/// Reads an `.mlpackage` folder or an `.mlmodel` file. Large constants stay in mapped files, which must not change
+/// while the program is in use.
 ///
 /// # Errors
-/// What can't be read, is broken, or is another kind of model.
+/// Returns an error if a file can't be read or is damaged, or if the model is of another kind.
 pub fn open(path: &Path) -> Result<Package> {
     let is_folder = fs::metadata(path).map_err(|e| PackageError::unreadable(path, e))?.is_dir();
     if is_folder && path.extension().is_some_and(|e| e == "mlmodelc") {
@@ -109,7 +109,7 @@ pub fn open(path: &Path) -> Result<Package> {
     })
 }
 
-/// The description by function, whichever form it has.
+/// Returns the descriptions of functions, in either form of the format.
 fn functions(description: &ModelDescription, program: &mil_spec::Program) -> Vec<FunctionDescription> {
     if !description.functions.is_empty() {
         return description.functions.clone();
@@ -127,9 +127,9 @@ fn functions(description: &ModelDescription, program: &mil_spec::Program) -> Vec
     }]
 }
 
-/// The name of a kind of model, as the format has it.
+/// Returns the format's name of a kind of model.
 fn kind(model: &model::Type) -> String {
-    /// Takes a text up to the first character that isn't of a name.
+    /// Writer that keeps the leading identifier of a text.
     struct Name(String);
     impl std::fmt::Write for Name {
         fn write_str(&mut self, text: &str) -> std::fmt::Result {
@@ -138,14 +138,14 @@ fn kind(model: &model::Type) -> String {
             end.map_or(Ok(()), |_| Err(std::fmt::Error))
         }
     }
-    // the variants are the fields' names with a capital; the rest of the text may be large
+    // variants are named like the fields, capitalized; the rest of the debug text may be large
     let mut name = Name(String::new());
     let _ = std::fmt::write(&mut name, format_args!("{model:?}"));
     let mut chars = name.0.chars();
     chars.next().map(|first| first.to_ascii_lowercase().to_string() + chars.as_str()).unwrap_or_default()
 }
 
-/// The dictionary of strings that coremltools leaves in a program.
+/// Returns the build information that coremltools leaves in a program.
 fn build_info(program: &mil_spec::Program) -> BTreeMap<String, String> {
     use mil_spec::value::{Value, immediate_value};
     let Some(Value::ImmediateValue(value)) = program.attributes.get("buildInfo").and_then(|v| v.value.as_ref()) else {
@@ -156,7 +156,7 @@ fn build_info(program: &mil_spec::Program) -> BTreeMap<String, String> {
     dictionary.values.iter().filter_map(|pair| Some((text(&pair.key)?, text(&pair.value)?))).collect()
 }
 
-/// Weight files by the names that a program has for them, opened when first needed.
+/// Weight files by the names in the program, opened at first use.
 struct WeightFiles {
     folder: PathBuf,
     model: PathBuf,
@@ -191,7 +191,7 @@ impl BlobSource for WeightFiles {
     }
 }
 
-/// Every file of a package with its size.
+/// Returns all files of a package with their sizes.
 fn list_files(path: &Path, is_folder: bool) -> Result<Vec<PackageFile>, PackageError> {
     let mut out = Vec::new();
     if !is_folder {
@@ -205,7 +205,7 @@ fn list_files(path: &Path, is_folder: bool) -> Result<Vec<PackageFile>, PackageE
             let entry = entry.map_err(|e| PackageError::unreadable(&folder, e))?;
             let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
             let unreadable = |e| PackageError::unreadable(&entry.path(), e);
-            // links are followed to files (caches of downloads have them), never to folders
+            // links to files are followed, because download caches have them; links to folders aren't
             if entry.file_type().map_err(unreadable)?.is_dir() {
                 folders.push((entry.path(), format!("{name}/")));
             } else {

@@ -1,9 +1,11 @@
-//! Files made of parts. Threads take pieces, of a long part or of several short ones, in the order of the file, produce each and
-//! write it at its place, so memory is bounded by pieces and no disk waits for one slow part.
+//! Files made of parts that many threads produce. Threads take pieces (of a long part or of several short ones) in the
+//! order of the file, produce each and write it at its place. Memory is bounded by the pieces, and the disk doesn't
+//! wait for one slow part.
 //!
-//! The file's digest must take the pieces in order, and no thread may wait for its turn: inside the pool, it could wait
-//! for what lies below it on its own stack. So a finished piece is handed in, and whichever thread hands in the piece
-//! that comes next takes the digest as far as it gets, mostly over its own piece, which is still in the core's cache.
+//! The file's digest needs the pieces in order, and no thread may wait for its turn, because inside the pool it could
+//! wait for work further down its own stack. Finished pieces are therefore handed in, and the thread that hands in the
+//! next one in order updates the digest as far as possible, mostly from its own piece, which is still in the core's
+//! cache.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -18,54 +20,54 @@ use super::files::{read_at, reserve, write_at};
 use anec_base::Error;
 use anec_mil::Content;
 
-/// Bytes that are produced at a time, about: few enough to stay in a core's cache.
+/// Approximate number of bytes produced at a time; small enough for a core's cache.
 const PIECE: u64 = 1 << 20;
-/// Bytes of pieces that may wait for the digest in memory. Those beyond are read back from the file.
+/// Maximum number of bytes that wait in memory for the digest. Further pieces are read back from the file.
 const HELD: usize = 16 << 20;
 
-/// A run of a file's bytes.
+/// Part of a file.
 pub enum FilePart<'a> {
-    /// Bytes at hand.
+    /// Bytes in memory.
     Bytes(Cow<'a, [u8]>),
-    /// Produced on demand.
+    /// Content produced on demand.
     Content(&'a dyn Content),
 }
 
-/// Why a file isn't written.
+/// Error of writing a file.
 #[derive(Debug)]
 pub enum NotWritten {
-    /// The system refuses.
+    /// Error of the operating system.
     File {
-        /// What it was asked to do.
+        /// Operation that failed.
         action: &'static str,
-        /// What it said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A part can't be produced.
+    /// Part that can't be produced.
     Part {
-        /// Which.
+        /// Index of the part.
         index: usize,
-        /// Why.
+        /// Cause.
         cause: Error,
     },
 }
 
-/// A file that was written.
+/// Result of writing a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamSummary {
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// BLAKE3 of it.
+    /// BLAKE3 of the content.
     pub digest: blake3::Hash,
 }
 
-/// Fills an empty file, open for reading and writing, with parts that follow each other. Pieces are produced by the
-/// threads of rayon's pool, of which one, which may be the caller, suffices. `written` is told the part's number and
-/// the bytes of each piece.
+/// Fills an empty file, open for reading and writing, with consecutive parts. Pieces are produced by the threads of
+/// rayon's pool; one thread, which may be the caller, suffices. `written` is called with the part's index and the bytes
+/// of each piece.
 ///
 /// # Errors
-/// When the system refuses (a full disk is found before the first piece where the system can reserve room), or a part
-/// can't be produced.
+/// Returns an error if the file can't be written or a part can't be produced. A full disk is detected before the first
+/// piece if the system can reserve space.
 pub fn write_parts(
     file: &File,
     parts: &[FilePart<'_>],
@@ -105,7 +107,7 @@ impl FilePart<'_> {
         }
     }
 
-    /// Offset and length of its runs, none of which begins within a granule.
+    /// Returns offset and length of the part's runs, which begin at granules.
     fn runs(&self) -> impl Iterator<Item = (u64, usize)> + use<> {
         let granule = match self {
             FilePart::Bytes(_) => 1,
@@ -122,26 +124,26 @@ impl FilePart<'_> {
     }
 }
 
-/// What is produced and written at once: parts that follow each other, as far as they are short.
+/// Consecutive runs that are produced and written together.
 struct Piece<'a> {
     runs: Vec<Run<'a>>,
-    /// Offset within the file.
+    /// Offset in the file.
     place: u64,
     length: usize,
 }
 
-/// A part, or what of a long one is produced at once.
+/// Part, or section of a long part, that is produced at once.
 struct Run<'a> {
     part: &'a FilePart<'a>,
-    /// The part's number.
+    /// Index of the part.
     index: usize,
-    /// Offset within the part.
+    /// Offset in the part.
     offset: u64,
     length: usize,
 }
 
-/// Bytes of a piece. The memory is kept from piece to piece and never shrinks: to fill what is added with zeros, again and
-/// again, took a fifth of a conversion's time.
+/// Buffer of a piece. Its memory is reused and never shrinks, because zeroing it again and again took a fifth of a
+/// conversion's time.
 #[derive(Default)]
 struct PieceBuffer {
     memory: Vec<u8>,
@@ -149,7 +151,7 @@ struct PieceBuffer {
 }
 
 impl PieceBuffer {
-    /// So many bytes. Their contents are unspecified.
+    /// Resizes the buffer; its content is unspecified.
     fn resized(mut self, length: usize) -> PieceBuffer {
         if self.memory.len() < length {
             self.memory = vec![0; length.max(PIECE as usize)];
@@ -167,7 +169,7 @@ impl PieceBuffer {
     }
 }
 
-/// Where the bytes of a piece are once it is written.
+/// Location of a written piece's bytes.
 enum Ready<'a> {
     Buffer(PieceBuffer),
     Part(&'a [u8]),
@@ -175,7 +177,7 @@ enum Ready<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// Its bytes, if they are at hand.
+    /// Returns the bytes if they are in memory.
     fn bytes(&self) -> Option<&'a [u8]> {
         match self.part {
             FilePart::Bytes(bytes) => Some(&bytes[self.offset as usize..][..self.length]),
@@ -194,7 +196,7 @@ impl<'a> Run<'a> {
 }
 
 impl<'a> Piece<'a> {
-    /// The pieces of parts.
+    /// Divides parts into pieces.
     fn all(parts: &'a [FilePart<'a>]) -> Vec<Piece<'a>> {
         let mut pieces: Vec<Piece<'_>> = Vec::new();
         let mut place = 0;
@@ -232,8 +234,7 @@ impl<'a> Piece<'a> {
             outs.push((run, out));
             rest = after;
         }
-        // the long ones first: what is short, such as scales, is found while what is long is read, by this thread or by the one
-        // that has the piece before, which is done by then
+        // long runs first, because short ones such as scales are computed while long ones are read
         outs.sort_by_key(|(run, _)| Reverse(run.length));
         outs.into_iter().try_for_each(|(run, out)| run.read(out))?;
         write(buffer.bytes())?;
@@ -250,19 +251,19 @@ struct OrderedDigest<'a> {
 
 #[derive(Default)]
 struct DigestState<'a> {
-    /// The piece that comes next.
+    /// Index of the next piece.
     next: usize,
-    /// Absent while a thread works with it.
+    /// Hash; `None` while a thread updates it.
     hash: Option<PieceHasher>,
     ready: BTreeMap<usize, Ready<'a>>,
-    /// Bytes of the pieces that are ready and held.
+    /// Size of the finished pieces in memory.
     held: usize,
-    /// Buffers for pieces to come.
+    /// Buffers for reuse.
     spare: Vec<PieceBuffer>,
 }
 
 impl DigestState<'_> {
-    /// Keeps a buffer for a piece to come.
+    /// Keeps a buffer for reuse.
     fn keep(&mut self, buffer: PieceBuffer) {
         if self.spare.len() < rayon::current_num_threads() {
             self.spare.push(buffer);
@@ -280,13 +281,13 @@ impl<'a> OrderedDigest<'a> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A buffer of so many bytes: one that a piece before had, or a new one.
+    /// Returns a buffer of `length` bytes, reused or new.
     fn buffer(&self, length: usize) -> PieceBuffer {
         let spare = self.lock().spare.pop();
         spare.unwrap_or_default().resized(length)
     }
 
-    /// Takes a piece that is written.
+    /// Hands in a written piece.
     fn hand_in(&self, number: usize, ready: Ready<'a>) -> Result<(), NotWritten> {
         let mut state = self.lock();
         let ready = match ready {
@@ -300,7 +301,7 @@ impl<'a> OrderedDigest<'a> {
             state.held += buffer.length;
         }
         state.ready.insert(number, ready);
-        // a thread that has the hash looks for more, under the lock, before it gives it back
+        // the thread that holds the hash checks for more pieces, under the lock, before it returns it
         let Some(mut hash) = state.hash.take() else { return Ok(()) };
         loop {
             let number = state.next;
@@ -333,7 +334,7 @@ impl<'a> OrderedDigest<'a> {
         Ok(())
     }
 
-    /// The digest, once all pieces were handed in.
+    /// Returns the digest after all pieces were handed in.
     fn finish(self) -> blake3::Hash {
         let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         assert_eq!(state.next, self.pieces.len(), "every piece was handed in");
@@ -341,7 +342,7 @@ impl<'a> OrderedDigest<'a> {
     }
 }
 
-/// The first error of several threads.
+/// First error of several threads.
 #[derive(Default)]
 struct Failure {
     happened: AtomicBool,
@@ -369,7 +370,7 @@ mod tests {
     use super::*;
     use anec_base::Result;
 
-    /// Bytes that follow from their place. The first piece comes only when `after` others came.
+    /// Content computed from offsets, whose first piece waits until `after` others are done.
     struct Late {
         length: u64,
         after: usize,
@@ -397,7 +398,7 @@ mod tests {
         }
     }
 
-    /// Zeros, whose reads are noted by their lengths.
+    /// Zeros that record the lengths of reads.
     struct Noted<'a>(u64, &'a Mutex<Vec<usize>>);
 
     impl Content for Noted<'_> {
@@ -433,8 +434,8 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_that_has_to_wait_is_that_of_the_file() {
-        // more waits for the first piece than is held in memory
+    fn a_waiting_digest_is_that_of_the_file() {
+        // more data waits for the first piece than fits into memory
         let length = 2 * HELD as u64 + 123;
         let late = Late { length, after: (length / PIECE) as usize, came: AtomicUsize::new(0) };
         let parts =

@@ -16,56 +16,55 @@ use anec_base::{ContentDigest, Result};
 use anec_mil::constant::Data;
 use anec_mil::{Binding, Block, Opset, Program, codec};
 
-/// Room that a package takes at least beside its large constants.
+/// Minimum size of a package beside its large constants, in bytes.
 const SLACK: u64 = 1 << 16;
 
-/// How a package is written.
+/// Settings for writing a package.
 #[derive(Default)]
 pub struct WriteOptions<'a> {
-    /// What the model says of itself.
+    /// Metadata of the model.
     pub metadata: PackageMetadata,
-    /// Whether to replace what is there; without it, that is an error.
+    /// Whether to replace an existing package; otherwise its existence is an error.
     pub replace: bool,
-    /// Whether the package appears under its name only once it is on the disk, which a power failure then leaves whole.
-    /// A killed process doesn't need it, and waiting for the disk takes several times as long as writing.
+    /// Whether to flush the package to disk before it gets its name, so that it survives a power failure whole. Killed
+    /// processes don't need this, and flushing takes several times as long as writing.
     pub sync: bool,
-    /// Told how far it has come, by any thread.
+    /// Progress callback, called from any thread.
     pub progress: Option<&'a (dyn Fn(WriteProgress) + Sync)>,
 }
 
-/// A package that was written.
+/// Result of writing a package.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WrittenPackage {
-    /// Its folder.
+    /// Path of the package.
     pub path: PathBuf,
-    /// Its files, in the order of their paths.
+    /// Files, sorted by path.
     pub files: Vec<WrittenFile>,
-    /// Bytes of constants in the weight file, each counted once.
+    /// Size of the constants in the weight file, each counted once, in bytes.
     pub weight_bytes: u64,
 }
 
-/// A file of a package that was written.
+/// File of a written package.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WrittenFile {
     /// Path below the package's folder, with `/`.
     pub path: String,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Digest of its content.
+    /// Digest of the content.
     pub digest: ContentDigest,
 }
 
 /// Writes a program as a package.
 ///
-/// Equal programs give equal bytes: ids are derived from contents, and everything has an order. The package appears
-/// under its name when it is complete; until then, and after a kill, there is only a hidden folder
-/// beside it, which [`clean_partials`](super::clean_partials) removes. Constants are produced by the threads of rayon's
-/// pool, at any number of them. Memory is bounded by that number times a few MB (or the largest granule of a content), and
-/// what contents need themselves.
+/// Equal programs give equal bytes: ids are derived from contents, and everything is sorted. The package gets its name
+/// when it is complete. Until then, or after a kill, there is only a hidden folder beside it, which
+/// [`clean_partials`](super::clean_partials) removes. Constants are produced by the threads of rayon's pool. Memory is
+/// bounded by the number of threads times a few MB (or the largest granule of a content), plus what contents need.
 ///
 /// # Errors
-/// A program that the format can't hold, a constant that can't be produced, or a system that refuses: nothing is left
-/// behind then.
+/// Returns an error, leaving nothing behind, if the format can't hold the program, a constant can't be produced, or a
+/// file can't be written.
 pub fn write(program: &Program, path: &Path, options: &WriteOptions<'_>) -> Result<WrittenPackage> {
     if path.extension().is_none_or(|e| e != "mlpackage") {
         let problem = "a package's name ends in `.mlpackage`".into();
@@ -78,7 +77,7 @@ pub fn write(program: &Program, path: &Path, options: &WriteOptions<'_>) -> Resu
     let folder = PartialFolder::create(path, options.replace)?;
     let contents = contents(program);
     check_space(folder.path(), contents.bytes().saturating_add(SLACK))?;
-    // Small contents are written into the message itself, so all must be ready before it is made.
+    // small contents become part of the message, so that all contents must be ready first
     contents.prepare(progress)?;
     let mut plan = WeightPlan::new();
     let encoded = codec::encode(program, &mut plan)?;
@@ -112,7 +111,7 @@ pub fn write(program: &Program, path: &Path, options: &WriteOptions<'_>) -> Resu
     Ok(WrittenPackage { path: path.to_owned(), files, weight_bytes: plan.weight_bytes() })
 }
 
-/// What must hold for the functions together; gives their opset.
+/// Checks the functions together and returns their opset.
 fn check(program: &Program) -> Result<Opset, PackageError> {
     let error = |problem: String| Err(PackageError::Program { problem });
     let Some(first) = program.functions.first() else { return error("there are no functions".into()) };
@@ -138,7 +137,7 @@ fn check(program: &Program) -> Result<Opset, PackageError> {
     Ok(first.opset)
 }
 
-/// Whether the description has the features itself instead of functions that have them.
+/// Whether the description holds the features itself, without functions.
 fn is_single(program: &Program) -> bool {
     program.functions.len() == 1 && program.functions[0].name == "main"
 }
@@ -161,7 +160,7 @@ fn description(program: &Program, metadata: &PackageMetadata) -> Result<ModelDes
     Ok(ModelDescription { functions, default_function_name, metadata, ..Default::default() })
 }
 
-/// Every content of a program.
+/// Returns all contents of a program.
 fn contents(program: &Program) -> Preparation {
     fn of_block(block: &Block, out: &mut Preparation) {
         for op in &block.ops {

@@ -489,8 +489,8 @@ mod tests {
     /// Rebuilds the tokenizer of a GGUF file.
     fn rebuilt(gguf: &Path) -> Tokenizer {
         let source = Source::open_path(gguf).unwrap();
-        let carried = anec_source::tokenizer::Carried::read(source.gguf().unwrap()).unwrap().unwrap();
-        Tokenizer::from_bytes(gguf, &carried.file().unwrap().to_json()).unwrap()
+        let tokenizer_of_gguf = anec_source::tokenizer::GgufTokenizer::read(source.gguf().unwrap()).unwrap().unwrap();
+        Tokenizer::from_bytes(gguf, &tokenizer_of_gguf.file().unwrap().to_json()).unwrap()
     }
 
     /// Returns small tokenizers like those of Qwen2 and Llama 3, from `tokenizer.json` and from GGUF.

@@ -19,13 +19,13 @@ use super::tensor::SourceTensor;
 use super::weight::SourceWeight;
 use super::{Source, SourceKind};
 
-/// Configuration and weights.
+/// File of the configuration.
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
-/// What PEFT puts before the names of a model's modules.
+/// Prefix that PEFT puts before the names of a model's modules.
 const PREFIX: &str = "base_model.model.";
 
-/// Keys of the configuration that are read, or have no effect on a trained adapter. Any other must say nothing.
+/// Configuration keys that are read, or don't affect a trained adapter. Any other key must be empty or off.
 const KNOWN: &[&str] = &[
     "alpha_pattern",
     "auto_mapping",
@@ -52,14 +52,14 @@ const KNOWN: &[&str] = &[
     "use_rslora",
 ];
 
-/// An adapter in a folder.
+/// Adapter read from a folder.
 #[derive(Debug)]
 pub struct Adapter {
     folder: PathBuf,
     files: [PathBuf; 2],
-    /// Sums, by the name of the weight that they are added to.
+    /// Low-rank updates, by the name of their weight.
     sums: BTreeMap<String, LowRank>,
-    /// Weights that take the place of the model's.
+    /// Weights that replace the model's.
     whole: BTreeMap<String, SourceTensor>,
 }
 
@@ -73,7 +73,7 @@ struct LowRank {
     scale: f64,
 }
 
-/// What the configuration says of a module.
+/// Ranks and scales that the configuration gives to modules.
 struct Ranks {
     rank: u64,
     alpha: f64,
@@ -82,12 +82,12 @@ struct Ranks {
     stabilised: bool,
 }
 
-/// The two factors of a module, as far as they were found.
+/// Factors of a module found so far.
 #[derive(Default)]
 struct Factors {
     down: Option<SourceTensor>,
     up: Option<SourceTensor>,
-    /// They are of an embedding, whose matrix lies on its side.
+    /// Whether the factors belong to an embedding, whose matrix is transposed.
     of_embedding: bool,
 }
 
@@ -95,7 +95,7 @@ impl Adapter {
     /// Reads the adapter in `folder`.
     ///
     /// # Errors
-    /// When a file is absent or damaged, or the adapter is of a kind that isn't merged.
+    /// Returns an error if a file is absent or damaged, or the adapter is of a kind that isn't merged.
     pub fn read(folder: &Path) -> Result<Self> {
         let [config_path, weights_path] = [CONFIG, WEIGHTS].map(|name| folder.join(name));
         for path in [&config_path, &weights_path] {
@@ -112,7 +112,7 @@ impl Adapter {
             let name = tensor.name().strip_prefix(PREFIX).ok_or_else(|| wrong("its name isn't one of PEFT's"))?;
             let parts: Vec<&str> = name.split('.').collect();
             let Some(at) = parts.iter().position(|part| part.starts_with("lora_")) else {
-                // a module that was trained as a whole
+                // a module trained in full
                 let name = name.replace(".modules_to_save.default", "").replace(".modules_to_save", "");
                 whole.insert(name, tensor.clone());
                 continue;
@@ -158,7 +158,8 @@ impl Ranks {
         if !is("bias", "none") {
             return Err(wrong("bias", "\"none\": trained biases aren't merged"));
         }
-        // these change the model's own weights before training; what was trained is no sum with the published ones
+        // these initializations change the model's weights before training, so that the update doesn't apply to
+        // published ones
         if let Some(start) = map.get("init_lora_weights").and_then(Json::as_str)
             && ["pissa", "olora", "corda", "loftq", "lora_ga"].iter().any(|kind| start.to_lowercase().starts_with(kind))
         {
@@ -177,7 +178,7 @@ impl Ranks {
         let pattern = |key: &str| -> Result<Vec<(Regex, f64)>> {
             let entries = map.get(key).and_then(Json::as_object).into_iter().flatten();
             let entry = |(name, value): (&String, &Json)| {
-                // as PEFT matches: the end of the module's name
+                // PEFT matches the end of a module's name
                 let regex = Regex::new(&format!("^(?:.*\\.)?(?:{name})$")).ok()?;
                 Some((regex, value.as_f64().filter(|number| *number > 0.0)?))
             };
@@ -196,7 +197,7 @@ impl Ranks {
         })
     }
 
-    /// Rank and scale of a module.
+    /// Returns rank and scale of a module.
     fn of(&self, module: &str) -> (u64, f64) {
         let find =
             |patterns: &[(Regex, f64)]| patterns.iter().find(|(regex, _)| regex.is_match(module)).map(|(_, n)| *n);
@@ -230,10 +231,10 @@ impl Factors {
 }
 
 impl Source {
-    /// The source with an adapter merged into its weights, `factor` times as strong as it was trained.
+    /// Returns the source with an adapter merged into its weights, at `factor` times its trained strength.
     ///
     /// # Errors
-    /// When the source isn't safetensors, or a weight of the adapter has no place in it.
+    /// Returns an error if the source isn't safetensors, or lacks a weight that the adapter changes.
     pub fn adapted(mut self, adapter: &Adapter, factor: f64) -> Result<Self> {
         if self.kind != SourceKind::Safetensors {
             let problem = format!("the source is {}, and adapters name weights as transformers does", self.kind.name());
@@ -281,7 +282,7 @@ impl Source {
         Ok(self)
     }
 
-    /// The weight that one of the adapter's changes.
+    /// Returns the weight that an update of the adapter applies to.
     fn target(&self, adapter: &Adapter, name: &str) -> Result<&SourceTensor> {
         if name.ends_with("embed_tokens.weight") && !self.tensors.contains_key("lm_head.weight") {
             let problem = "the embedding is also the LM head, which the adapter leaves as it is";
@@ -300,7 +301,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// An adapter of one module, and a model with its weight, on disk.
+    /// Writes an adapter of one module and a model with its weight.
     fn room(config: Json, tensors: &[(&str, [usize; 2])]) -> tempfile::TempDir {
         let room = tempfile::tempdir().unwrap();
         let save = |name: &str, tensors: &[(&str, [usize; 2])]| {
@@ -351,7 +352,7 @@ mod tests {
                 let product: f32 = (0..2).map(|k| at(row, 2, k) * at(k, 4, column)).sum();
                 assert!((found - (at(row, 4, column) + scale * product)).abs() < 1e-4, "{i}: {found}");
             }
-            // a part of it is the same
+            // reading a part gives the same values
             let mut part = vec![0.0; 5];
             source.tensor("layers.0.q_proj.weight").unwrap().read(3, &mut part).unwrap();
             assert_eq!(part, found[3..8]);
@@ -364,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn an_embedding_lies_on_its_side() {
+    fn an_embedding_is_transposed() {
         let names = ["base_model.model.embed.lora_embedding_A", "base_model.model.embed.lora_embedding_B"];
         let room = room(config(json!({})), &[(names[0], [2, 5]), (names[1], [3, 2])]);
         let mut found = vec![0.0; 15];
@@ -383,13 +384,13 @@ mod tests {
         let room = room(config(json!({})), &[(names[0], [2, 5]), (names[1], [3, 2])]);
         let refused = |room: &tempfile::TempDir| merged(room, 1.0).err().unwrap().to_string();
         assert!(refused(&room).contains("also the LM head, which the adapter leaves as it is"));
-        // PEFT trains a copy of a whole one, too, and the head keeps the old
+        // PEFT also trains a copy of a whole embedding, and the head keeps the original
         let whole = self::room(config(json!({})), &[("base_model.model.embed_tokens.weight", [5, 3])]);
         assert!(refused(&whole).contains("also the LM head, which the adapter leaves as it is"));
     }
 
     #[test]
-    fn what_cannot_be_merged_is_named() {
+    fn unmergeable_adapters_are_named() {
         let refused = |more: Json, tensors: &[(&str, [usize; 2])]| {
             merged(&room(config(more), tensors), 1.0).err().unwrap().to_string()
         };
@@ -421,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_that_was_trained_as_a_whole_takes_its_place() {
+    fn a_module_trained_in_full_replaces_the_models() {
         let room = room(config(json!({"modules_to_save": ["embed"]})), &[("base_model.model.embed.weight", [5, 3])]);
         assert!(merged(&room, 1.0).is_ok());
         assert!(merged(&room, 0.5).err().unwrap().to_string().contains("trained as a whole"));

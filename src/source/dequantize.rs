@@ -22,7 +22,7 @@ use anec_kernels::prefetch::prefetch_ahead;
 
 pub use numbers::half_to_f32;
 
-/// Elements of the largest block.
+/// Number of elements in the largest block.
 const LARGEST_BLOCK: usize = 512;
 
 /// Decodes elements `first ..` of a tensor stored in `bytes` until `output` is full.
@@ -30,7 +30,7 @@ const LARGEST_BLOCK: usize = 512;
 /// `first` need not stand at the start of a block.
 ///
 /// # Panics
-/// When `bytes` doesn't hold the elements asked for.
+/// Panics if `bytes` doesn't hold the elements asked for.
 pub fn read(dtype: SourceDtype, bytes: &[u8], first: u64, output: &mut [f32]) {
     let block = dtype.block();
     let (block_elements, block_bytes) = (block.elements as usize, block.bytes as usize);
@@ -62,7 +62,7 @@ pub fn read(dtype: SourceDtype, bytes: &[u8], first: u64, output: &mut [f32]) {
 /// Decodes whole blocks: `input` holds exactly the blocks of `output`.
 ///
 /// # Panics
-/// When the lengths don't fit each other.
+/// Panics if the lengths don't fit each other.
 pub fn decode(dtype: SourceDtype, input: &[u8], output: &mut [f32]) {
     let block = dtype.block();
     let blocks = output.len() as u64 / block.elements;
@@ -75,17 +75,17 @@ pub fn decode(dtype: SourceDtype, input: &[u8], output: &mut [f32]) {
     decode_by(InstructionSet::best(), dtype, input, output);
 }
 
-/// Decodes blocks by the copies for an instruction set. The loop of each format is a function of its own: where all are in one, there
-/// are no registers for what each goes through.
+/// Decodes blocks with the functions compiled for an instruction set. Each format's loop is a function of its own,
+/// because one function with all loops runs out of registers.
 fn decode_by(set: InstructionSet, dtype: SourceDtype, input: &[u8], output: &mut [f32]) {
-    /// Elements that stand alone.
+    /// Decoder of plain elements.
     macro_rules! each {
         ($decode:expr) => {
             set.run(Each { input, output, decode: $decode })
         };
     }
-    /// Blocks. A function that is handed over as a value is called where it is large, and what is called is compiled for the
-    /// baseline alone: the macro names it.
+    /// Decoder of blocks. The macro names the function, because a large function passed as a value is called instead of
+    /// inlined and then compiled for the baseline only.
     macro_rules! each_block {
         ($decode:path) => {{
             struct Blocks<'a>(&'a [u8], &'a mut [f32]);
@@ -153,7 +153,7 @@ fn decode_by(set: InstructionSet, dtype: SourceDtype, input: &[u8], output: &mut
     }
 }
 
-/// Elements that stand alone.
+/// Decoder of plain elements.
 struct Each<'a, const BYTES: usize, F: Fn([u8; BYTES]) -> f32> {
     input: &'a [u8],
     output: &'a mut [f32],
@@ -171,13 +171,13 @@ impl<const BYTES: usize, F: Fn([u8; BYTES]) -> f32> Vectorize for Each<'_, BYTES
     }
 }
 
-/// The `N` bytes of a block from `at`, which the format's layout puts inside the block.
+/// Returns the `N` bytes of a block from `at`, which the format's layout puts inside the block.
 #[inline(always)]
 fn field<const N: usize>(block: &[u8], at: usize) -> &[u8; N] {
     block[at..].first_chunk().expect("the field lies inside the block")
 }
 
-/// The half-precision number of a block at `at`.
+/// Returns the half-precision number of a block at `at`.
 #[inline(always)]
 fn half_at(block: &[u8], at: usize) -> f32 {
     half_to_f32(u16::from_le_bytes(*field(block, at)))

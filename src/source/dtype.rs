@@ -5,10 +5,10 @@ use std::fmt;
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 
-/// How a tensor of a source stores its elements.
+/// Element type of a source tensor.
 ///
 /// Every type is stored in blocks of a fixed number of elements and bytes; plain numbers are blocks of one. The block
-/// types are those of ggml, under ggml's names and numbers.
+/// types are those of ggml, with ggml's names and numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[allow(non_camel_case_types, missing_docs, reason = "the names are the formats' own")]
 pub enum SourceDtype {
@@ -20,7 +20,7 @@ pub enum SourceDtype {
     F8_E4M3,
     /// 5 exponent and 2 mantissa bits.
     F8_E5M2,
-    /// A power of two.
+    /// Power of two.
     F8_E8M0,
     /// 2 exponent bits and 1 mantissa bit, two to a byte, the first in its low half.
     F4_E2M1,
@@ -34,11 +34,11 @@ pub enum SourceDtype {
     U16,
     U32,
     U64,
-    /// Two to a byte, the first in its low half.
+    /// Two per byte, the first in the low half.
     U4,
-    /// The same in two's complement.
+    /// Two per byte in two's complement, the first in the low half.
     I4,
-    /// Four to a byte, the first in its lowest bits.
+    /// Four per byte, the first in the lowest bits.
     U2,
     Q4_0,
     Q4_1,
@@ -73,9 +73,9 @@ pub enum SourceDtype {
 /// Size of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockLayout {
-    /// Elements it holds.
+    /// Number of elements.
     pub elements: u64,
-    /// Bytes it takes.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
@@ -132,32 +132,32 @@ const TABLE: [(SourceDtype, &str, Option<u32>, u64, u64); 46] = [
 ];
 
 impl SourceDtype {
-    /// Every type.
+    /// Returns every type.
     pub fn all() -> impl Iterator<Item = SourceDtype> {
         TABLE.iter().map(|row| row.0)
     }
 
     fn row(self) -> &'static (SourceDtype, &'static str, Option<u32>, u64, u64) {
-        // The table stands in the order of the variants; a test holds it there.
+        // the table has the order of the variants, which a test checks
         &TABLE[self as usize]
     }
 
-    /// The name, as the file formats spell it.
+    /// Name as the file formats spell it.
     pub fn name(self) -> &'static str {
         self.row().1
     }
 
-    /// The type's number in GGUF, if GGUF has it.
+    /// Number of the type in GGUF, if it has one.
     pub fn ggml_number(self) -> Option<u32> {
         self.row().2
     }
 
-    /// The type with this number in GGUF. 41 gives [`SourceDtype::Q1_0`]; see [`SourceDtype::SEQ_2BIT`].
+    /// Returns the type with this number in GGUF. 41 gives [`SourceDtype::Q1_0`]; see [`SourceDtype::SEQ_2BIT`].
     pub fn from_ggml(number: u32) -> Option<SourceDtype> {
         TABLE.iter().find(|row| row.2 == Some(number)).map(|row| row.0)
     }
 
-    /// The type for one of safetensors, unless it is one that no model file uses.
+    /// Returns the type for one of safetensors, unless it is one that no model file uses.
     pub fn from_safetensors(dtype: Dtype) -> Option<SourceDtype> {
         Some(match dtype {
             Dtype::F64 => F64,
@@ -180,7 +180,7 @@ impl SourceDtype {
         })
     }
 
-    /// The type with this number in onnx.proto3, unless it is one that no weight is stored in.
+    /// Returns the type with this number in onnx.proto3, unless it is one that no weight is stored in.
     pub fn from_onnx(number: i64) -> Option<SourceDtype> {
         Some(match number {
             1 => F32,
@@ -206,18 +206,18 @@ impl SourceDtype {
         })
     }
 
-    /// Whether its elements are numbers with a fraction.
+    /// Whether elements are floating-point numbers.
     pub fn is_float(self) -> bool {
         matches!(self, F64 | F32 | F16 | BF16 | F8_E4M3 | F8_E5M2 | F8_E8M0 | F4_E2M1)
     }
 
-    /// The size of a block.
+    /// Returns the size of a block.
     pub fn block(self) -> BlockLayout {
         let (_, _, _, elements, bytes) = *self.row();
         BlockLayout { elements, bytes }
     }
 
-    /// Bytes that `elements` elements take, or nothing if they are no whole number of blocks or overflow.
+    /// Returns the size of `elements` elements in bytes; `None` if they aren't whole blocks or the size overflows.
     pub fn bytes(self, elements: u64) -> Option<u64> {
         let block = self.block();
         if !elements.is_multiple_of(block.elements) {

@@ -4,137 +4,137 @@ use std::path::{Path, PathBuf};
 
 use anec_base::{Diagnostic, Fault, FileError};
 
-/// The result of an operation on a source.
+/// Result of an operation on a source.
 pub type Result<T, E = SourceError> = std::result::Result<T, E>;
 
-/// What can be wrong with a source.
+/// Error of reading a source.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
-    /// The system refused a file.
+    /// File that can't be read.
     #[error(transparent)]
     Io(#[from] FileError),
-    /// A file isn't what it should be, as a whole.
+    /// File or folder with invalid content.
     #[error("{}: {problem}", path.display())]
     File {
-        /// The file or folder.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// What is wrong: found and expected.
+        /// Problem: found and expected.
         problem: String,
-        /// What to do about it.
+        /// Remedy.
         help: Option<String>,
     },
-    /// A metadata or configuration key is wrong.
+    /// Invalid metadata or configuration key.
     #[error("{}: key `{key}`: {problem}", path.display())]
     Key {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The key.
+        /// Key.
         key: String,
-        /// What is wrong: found and expected.
+        /// Problem: found and expected.
         problem: String,
-        /// What to do about it.
+        /// Remedy.
         help: Option<String>,
     },
-    /// A tensor of a file is wrong.
+    /// Invalid tensor.
     #[error("{}: tensor `{tensor}`: {problem}", path.display())]
     Tensor {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// What is wrong: found and expected.
+        /// Problem: found and expected.
         problem: String,
-        /// What to do about it.
+        /// Remedy.
         help: Option<String>,
     },
-    /// A tensor that is needed isn't in the source.
+    /// Missing tensor.
     #[error("{source_name}: tensor `{tensor}` is missing{}", similar(nearest))]
     MissingTensor {
-        /// The source, as the user named it.
+        /// Name of the source, as given.
         source_name: String,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// Names in the source that look like it.
+        /// Similar names in the source.
         nearest: Vec<String>,
     },
-    /// A tensor was asked for twice.
+    /// Tensor used twice.
     #[error("tensor `{tensor}` is taken twice")]
     TakenTwice {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
     },
-    /// Tensors that nothing used and nothing declared superfluous.
+    /// Tensors that are neither used nor ignored.
     #[error("{source_name}: {} no part of the model: {}", count_unused(unused), list_unused(unused))]
     Unused {
-        /// The source, as the user named it.
+        /// Name of the source, as given.
         source_name: String,
-        /// Each unused tensor; the first of them with the used name nearest to it.
+        /// Unused tensors; the first of them with the most similar used name.
         unused: Vec<(String, Option<String>)>,
     },
-    /// A weight has a number that isn't finite.
+    /// Weight that isn't finite.
     #[error("tensor `{tensor}`, row {row}, column {column}: the weight is {value}, expected a finite number")]
     NotFinite {
-        /// The tensor of the source.
+        /// Name of the tensor.
         tensor: String,
         /// Row within the tensor.
         row: u64,
         /// Column within the row.
         column: u64,
-        /// What stands there.
+        /// Value found.
         value: f32,
     },
-    /// Weights don't fit together, or a read is out of bounds.
+    /// Weights that don't fit together, or a read out of bounds.
     #[error("weight `{weight}`: {problem}")]
     Weight {
         /// Key of the weight.
         weight: String,
-        /// What is wrong: found and expected.
+        /// Problem: found and expected.
         problem: String,
     },
-    /// The elements of a tensor were asked for, of which only the shape is known.
+    /// Read of a tensor of which only the shape is known.
     #[error("tensor `{tensor}`: only its shape is known, its weights aren't here")]
     ShapeOnly {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
     },
-    /// The name of a source can't be understood.
+    /// Invalid name of a source.
     #[error("source `{name}`: {problem}")]
     Name {
-        /// As the user wrote it.
+        /// Name as given.
         name: String,
-        /// What is wrong.
+        /// Problem.
         problem: String,
     },
-    /// A download from the Hugging Face hub failed.
+    /// Failed download from the Hugging Face hub.
     #[error("source `{name}`: {problem}")]
     Hub {
-        /// As the user wrote it.
+        /// Name as given.
         name: String,
-        /// What failed.
+        /// Problem.
         problem: String,
-        /// Whether the hub answered that there is no such thing, in contrast to not answering.
+        /// Whether the hub answered that the file doesn't exist, as opposed to not answering.
         absent: bool,
     },
 }
 
 impl SourceError {
-    /// A [`SourceError::File`] without advice.
+    /// Returns a [`SourceError::File`] without advice.
     pub(crate) fn file(path: &Path, problem: impl Into<String>) -> Self {
         SourceError::File { path: path.to_owned(), problem: problem.into(), help: None }
     }
 
-    /// A [`SourceError::Tensor`] without advice.
+    /// Returns a [`SourceError::Tensor`] without advice.
     pub(crate) fn tensor(path: &Path, tensor: &str, problem: impl Into<String>) -> Self {
         SourceError::Tensor { path: path.to_owned(), tensor: tensor.to_owned(), problem: problem.into(), help: None }
     }
 
-    /// A [`SourceError::Key`].
+    /// Returns a [`SourceError::Key`].
     pub(crate) fn key(path: &Path, key: &str, problem: impl Into<String>) -> Self {
         SourceError::Key { path: path.to_owned(), key: key.to_owned(), problem: problem.into(), help: None }
     }
 
-    /// The same error with advice; only errors of files, keys and tensors take any.
+    /// Adds advice to an error of a file, key or tensor; other errors are returned unchanged.
     pub(crate) fn advise(mut self, text: impl Into<String>) -> Self {
         if let SourceError::File { help, .. } | SourceError::Key { help, .. } | SourceError::Tensor { help, .. } =
             &mut self
@@ -204,10 +204,10 @@ fn count_unused(unused: &[(String, Option<String>)]) -> String {
     }
 }
 
-/// How many unused tensors an error lists.
+/// Maximum number of unused tensors that an error lists.
 pub(super) const SHOWN: usize = 10;
 
-/// The first unused tensors, for an error message; a model with the wrong family can have hundreds.
+/// Formats the first unused tensors; with the wrong family there can be hundreds.
 fn list_unused(unused: &[(String, Option<String>)]) -> String {
     let mut text: Vec<String> = unused
         .iter()

@@ -14,14 +14,14 @@ use super::error::{Result, SourceError};
 /// Maps a file of a source.
 ///
 /// # Errors
-/// When the system refuses, or the file only stands for another.
+/// Returns an error if the file can't be read or is a Git LFS pointer.
 pub(super) fn map(path: &Path) -> Result<MappedFile> {
     let file = MappedFile::open(path)?;
     refuse_pointer(path, file.bytes())?;
     Ok(file)
 }
 
-/// Refuses what Git LFS leaves in a clone in place of large files.
+/// Refuses pointer files, which Git LFS leaves in a clone in place of large files.
 pub(super) fn refuse_pointer(path: &Path, bytes: &[u8]) -> Result<()> {
     if bytes.starts_with(b"version https://git-lfs.github.com/spec/") {
         return Err(SourceError::file(path, "it is a pointer of Git LFS, not the file that it stands for")
@@ -30,22 +30,22 @@ pub(super) fn refuse_pointer(path: &Path, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// A file that a source was read from.
+/// File that a source was read from.
 #[derive(Debug)]
 pub struct SourceFile {
     name: String,
     path: PathBuf,
     size: u64,
-    /// The file as its tensors are read from it.
+    /// Map that tensors are read from.
     map: Option<Arc<MappedFile>>,
     digest: OnceLock<ContentDigest>,
 }
 
 impl SourceFile {
-    /// The file at `path`, which is named by its path within `folder` if that is where it is.
+    /// Returns the file at `path`, named by its path within `folder` if it is in there.
     ///
     /// # Errors
-    /// When it can't be looked at.
+    /// Returns an error if the file's metadata can't be read.
     pub(super) fn new(path: &Path, folder: &Path) -> Result<Self> {
         let size = std::fs::metadata(path).map_err(FileError::of(path, "open"))?.len();
         let own = || Path::new(path.file_name().unwrap_or(path.as_os_str()));
@@ -54,12 +54,12 @@ impl SourceFile {
         Ok(SourceFile { name, path: path.to_owned(), size, map: None, digest: OnceLock::new() })
     }
 
-    /// With the map that its tensors are read from.
+    /// Sets the map that tensors are read from.
     pub(super) fn mapped(self, map: Option<Arc<MappedFile>>) -> Self {
         SourceFile { map, ..self }
     }
 
-    /// From now on, digests what of its tensors is released.
+    /// Starts to digest the parts of tensors that are released.
     pub(super) fn digest_released(&self) {
         self.map.iter().for_each(|map| map.digest_released());
     }
@@ -69,7 +69,7 @@ impl SourceFile {
         &self.name
     }
 
-    /// Where it is.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -79,10 +79,10 @@ impl SourceFile {
         self.size
     }
 
-    /// Digest of its content, by all cores. Read when first asked for.
+    /// Returns the digest of the content, computed on all cores at the first call.
     ///
     /// # Errors
-    /// When it can't be read.
+    /// Returns an error if the file can't be read.
     pub fn digest(&self) -> Result<&ContentDigest> {
         if let Some(digest) = self.digest.get() {
             return Ok(digest);
@@ -99,11 +99,11 @@ impl SourceFile {
 /// Reads a JSON file.
 ///
 /// # Errors
-/// When it can't be read or isn't JSON.
+/// Returns an error if it can't be read or isn't JSON.
 pub fn read_json(path: &Path) -> Result<Json> {
     let bytes = std::fs::read(path).map_err(FileError::of(path, "read"))?;
     refuse_pointer(path, &bytes)?;
-    // some editors begin a file with a byte order mark
+    // some editors write a byte order mark
     let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
     serde_json::from_slice(text).map_err(|error| SourceError::file(path, format!("it isn't JSON: {error}")))
 }

@@ -2,7 +2,7 @@
 //!
 //! All lengths and counts of a file are checked against the bytes that are left before anything is allocated for them.
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
 //! | [`metadata`], [`value`] | typed keys and values |
 //! | [`split`] | models in several files |
@@ -32,15 +32,15 @@ pub use value::{GgufArray, GgufValue};
 pub const MAGIC: [u8; 4] = *b"GGUF";
 /// Key of the alignment of tensor data.
 pub const ALIGNMENT_KEY: &str = "general.alignment";
-/// Alignment of tensor data where the metadata gives none.
+/// Default alignment of tensor data.
 pub const DEFAULT_ALIGNMENT: u64 = 32;
-/// ggml has no tensors of more dimensions.
+/// Maximum number of dimensions in ggml.
 const MOST_DIMENSIONS: u32 = 4;
 
-/// What stands before the tensors' data.
+/// Header of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Header {
-    /// Version of the format, 2 or 3. They differ in nothing that is read here.
+    /// Version of the format, 2 or 3. The difference doesn't matter here.
     pub version: u32,
     /// Keys and values.
     pub metadata: GgufMetadata,
@@ -48,24 +48,24 @@ pub struct Header {
     pub tensors: Vec<TensorInfo>,
 }
 
-/// An entry of the table of tensors.
+/// Entry of the table of tensors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorInfo {
     /// Name.
     pub name: String,
-    /// How elements are stored.
+    /// Element type.
     pub dtype: SourceDtype,
     /// Dimensions, outermost first: the reverse of the file's order.
     pub shape: Vec<u64>,
-    /// Where in the file the data is, in bytes.
+    /// Range of the data in the file, in bytes.
     pub range: Range<u64>,
 }
 
 /// Reads the header of the file whose content is `bytes`; `path` is for messages.
 ///
 /// # Errors
-/// When the file isn't GGUF, ends too soon, has lengths, numbers or names that can't be, has a tensor type that isn't
-/// known, or tensors that overlap or lie outside the file.
+/// Returns an error if the file isn't GGUF, ends too soon, has lengths, numbers or names that can't be, has a tensor
+/// type that isn't known, or tensors that overlap or lie outside the file.
 pub fn parse(path: &Path, bytes: &[u8]) -> Result<Header> {
     let mut cursor = Cursor::new(path, bytes);
     let magic = cursor.array::<4>(format_args!("the magic number"))?;
@@ -100,7 +100,7 @@ fn check_version(path: &Path, version: u32) -> Result<()> {
 fn alignment(metadata: &GgufMetadata) -> Result<u64> {
     match metadata.get(ALIGNMENT_KEY) {
         None => Ok(DEFAULT_ALIGNMENT),
-        // No larger one is ever useful, and the start of the data must not overflow.
+        // larger alignments are useless, and the start of the data must not overflow
         Some(&GgufValue::U32(alignment)) if alignment.is_power_of_two() && alignment <= 1 << 20 => Ok(alignment.into()),
         Some(value) => {
             Err(SourceError::key(metadata.path(), ALIGNMENT_KEY, format!("{value}, expected a power of two as u32")))
@@ -108,7 +108,7 @@ fn alignment(metadata: &GgufMetadata) -> Result<u64> {
     }
 }
 
-/// An entry of the table of tensors as the file has it.
+/// Entry of the table of tensors, as stored.
 struct Entry {
     name: String,
     shape: Vec<u64>,
@@ -144,7 +144,7 @@ fn parse_table(cursor: &mut Cursor, count: u64) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Finds out where the tensors are, and that they are inside the file and apart.
+/// Computes the ranges of tensors and checks that they lie in the file without overlap.
 fn place(path: &Path, entries: Vec<Entry>, alignment: u64, data_start: u64, size: u64) -> Result<Vec<TensorInfo>> {
     let length = size.saturating_sub(data_start);
     // AngelSlim's fork took these numbers before ggml did, one after the other
@@ -199,8 +199,8 @@ fn check_apart(path: &Path, tensors: &[TensorInfo]) -> Result<()> {
     Ok(())
 }
 
-/// Which of the two types that have the number of `own` a file means: ggml's, or the 2-bit type of AngelSlim's fork. Only
-/// the space between tensors tells: writers put each tensor right behind the one before.
+/// Returns the type that a file means by the number of `own`: ggml's, or the 2-bit type of AngelSlim's fork. Only the
+/// space between tensors distinguishes them, because writers put tensors right after each other.
 fn with_shared_number(own: SourceDtype, entries: &[Entry], alignment: u64, data_length: u64) -> SourceDtype {
     let mut starts: Vec<u64> = entries.iter().map(|entry| entry.offset).collect();
     starts.push(data_length);

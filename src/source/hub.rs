@@ -1,8 +1,8 @@
 //! Sources on the Hugging Face hub, `hf:owner/name[@revision][/file]`.
 //!
-//! Only what is needed is downloaded, into the cache that all Hugging Face tools share: the configuration, tokenizer and
-//! weights of a model, or the files of the one GGUF or ONNX model that is named. What the cache has isn't downloaded again; with
-//! `HF_HUB_OFFLINE` set, or when the hub can't be reached, a complete model in the cache is used as it is.
+//! Only the needed files are downloaded, into the cache that all Hugging Face tools share: configuration, tokenizer and
+//! weights of a model, or the files of the named GGUF or ONNX model. Cached files aren't downloaded again. With
+//! `HF_HUB_OFFLINE` set, or if the hub can't be reached, a complete cached model is used as it is.
 
 #[cfg(feature = "hub")]
 mod client;
@@ -14,10 +14,10 @@ use anec_base::{Progress, path_inside};
 use super::error::{Result, SourceError};
 use super::{gguf, hugging_face, onnx, safetensors};
 
-/// What the names of sources on the hub begin with.
+/// Prefix of sources on the hub.
 pub const PREFIX: &str = "hf:";
 
-/// A place on the hub.
+/// Location on the hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Location {
     /// `owner/name`.
@@ -29,10 +29,10 @@ pub struct Location {
 }
 
 impl Location {
-    /// Reads a source's name; nothing if it isn't one of the hub.
+    /// Parses a source's name; `None` if it isn't one of the hub.
     ///
     /// # Errors
-    /// When it begins with `hf:` but doesn't go on as `owner/name[@revision][/file]`.
+    /// Returns an error if the name begins with `hf:` but isn't `hf:owner/name[@revision][/file]`.
     pub fn parse(name: &str) -> Result<Option<Self>> {
         let Some(rest) = name.strip_prefix(PREFIX) else { return Ok(None) };
         let wrong = |problem: String| SourceError::Name { name: name.to_owned(), problem };
@@ -53,60 +53,61 @@ impl Location {
     }
 }
 
-/// Downloads what of `location` isn't in the cache, and gives the path to open. `name` is the source as the user wrote
-/// it; `progress` is told of bytes.
+/// Downloads the files of `location` that aren't cached and returns the path to open. `name` is the source as given;
+/// `progress` receives byte counts.
 ///
 /// # Errors
-/// When this build can't download, the hub can't be reached or refuses, or there is no model at the location.
+/// Returns an error if this build can't download, the hub can't be reached or refuses, or there is no model at the
+/// location.
 #[cfg(feature = "hub")]
 pub fn download(name: &str, location: &Location, progress: &Progress) -> Result<PathBuf> {
     client::Client::from_env(name).download(location, progress)
 }
 
-/// The commit that `location` means: as the hub says, or as the cache remembers where the hub doesn't answer.
+/// Returns the commit of `location`, from the hub, or from the cache if the hub doesn't answer.
 ///
 /// # Errors
-/// When this build can't ask, or the hub refuses.
+/// Returns an error if this build can't download, or the hub refuses.
 #[cfg(feature = "hub")]
 pub fn commit(name: &str, location: &Location) -> Result<String> {
     client::Client::from_env(name).commit(location)
 }
 
-/// The path to open if the cache has all of the model at `location`. Asks nobody.
+/// Returns the path to open if the cache holds the whole model at `location`. Makes no requests.
 #[cfg(feature = "hub")]
 pub fn cached(location: &Location) -> Option<PathBuf> {
     client::Client::from_env("").cached(location).ok()
 }
 
-/// The path to open if the cache has all of the model: this build knows no cache.
+/// Returns `None`: this build has no cache.
 #[cfg(not(feature = "hub"))]
 pub fn cached(_: &Location) -> Option<PathBuf> {
     None
 }
 
-/// Downloads what of `location` isn't in the cache: not in this build.
+/// Returns an error: this build can't download.
 ///
 /// # Errors
-/// Always.
+/// Always returns an error.
 #[cfg(not(feature = "hub"))]
 pub fn download(name: &str, _: &Location, _: &Progress) -> Result<PathBuf> {
     let problem = "this anec was built without its Cargo feature `hub`, which downloads models".into();
     Err(SourceError::Hub { name: name.to_owned(), problem, absent: false })
 }
 
-/// What of a repository is needed.
+/// Files of a repository to download.
 #[derive(Debug, PartialEq, Eq)]
 #[cfg_attr(not(feature = "hub"), allow(dead_code, reason = "only downloads ask"))]
 struct Needed {
-    /// Files known to be needed.
+    /// Files that are needed.
     files: Vec<String>,
-    /// An index that names more of them.
+    /// Index that names further files.
     index: Option<String>,
-    /// What to open when they are there: a file, or nothing for the folder.
+    /// File to open afterwards; `None` for the folder.
     open: Option<String>,
 }
 
-/// Chooses from the files of a repository, or says why there is nothing to choose.
+/// Chooses from the files of a repository, or explains why there is no model.
 #[cfg_attr(not(feature = "hub"), allow(dead_code, reason = "only downloads ask"))]
 fn needed(available: &[String], file: Option<&str>) -> Result<Needed, String> {
     let has = |name: &str| available.iter().any(|file| file == name);
@@ -175,7 +176,7 @@ fn needed(available: &[String], file: Option<&str>) -> Result<Needed, String> {
     }
 }
 
-/// The path of a file of this name in the folder of another.
+/// Returns the path of a file of this name in the folder of another.
 fn in_folder_of(file: &str, name: &str) -> String {
     match file.rsplit_once('/') {
         Some((folder, _)) => format!("{folder}/{name}"),
@@ -183,8 +184,8 @@ fn in_folder_of(file: &str, name: &str) -> String {
     }
 }
 
-/// What of a repository belongs to an ONNX model: it, the files with its weights, which by custom begin with its name, and
-/// those that describe it, all in its folder.
+/// Returns the files of an ONNX model: the model, its weight files, whose names by convention begin with the model's,
+/// and the configuration in its folder.
 fn onnx_files(available: &[String], model: &str) -> Vec<String> {
     let described: Vec<String> =
         hugging_face::FILES.iter().chain([&onnx::CONFIG]).map(|name| in_folder_of(model, name)).collect();

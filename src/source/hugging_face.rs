@@ -10,7 +10,7 @@ use super::error::{Result, SourceError};
 use super::file::read_json;
 use super::sentence_transformers::{self, SentenceTransformers};
 
-/// Names of the files beside the weights that are read if they are there.
+/// Names of optional files beside the weights.
 pub const FILES: [&str; 7] = [
     "config.json",
     "generation_config.json",
@@ -21,7 +21,7 @@ pub const FILES: [&str; 7] = [
     "chat_template.json",
 ];
 
-/// Names of all files beside the weights that are read if they are there, those of sentence-transformers among them.
+/// Returns the names of all optional files beside the weights, including those of sentence-transformers.
 pub fn files_beside() -> impl Iterator<Item = &'static str> {
     FILES.into_iter().chain(sentence_transformers::FILES)
 }
@@ -41,7 +41,7 @@ pub struct HuggingFaceFiles {
     pub tokenizer: Option<PathBuf>,
     /// The chat template, from `chat_template.jinja`, else `tokenizer_config.json`, else `chat_template.json`.
     pub chat_template: Option<String>,
-    /// What sentence-transformers does with the hidden states.
+    /// Pooling and projections of sentence-transformers.
     pub sentence_transformers: Option<SentenceTransformers>,
 }
 
@@ -49,7 +49,7 @@ impl HuggingFaceFiles {
     /// Reads the files of `folder` that are there.
     ///
     /// # Errors
-    /// When one can't be read or isn't a JSON object.
+    /// Returns an error if one can't be read or isn't a JSON object.
     pub fn read(folder: &Path) -> Result<Self> {
         let json = |name: &str| {
             let path = folder.join(name);

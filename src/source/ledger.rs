@@ -51,7 +51,7 @@ impl<'a> Ledger<'a> {
         self.recording.unwrap_or_default().tensors
     }
 
-    /// The source.
+    /// Returns the source.
     pub fn source(&self) -> &'a Source {
         self.source
     }
@@ -81,7 +81,7 @@ impl<'a> Ledger<'a> {
     /// Uses a tensor.
     ///
     /// # Errors
-    /// When the source doesn't have it, or it was used before.
+    /// Returns an error if the source doesn't have it, or it was used before.
     pub fn take(&mut self, name: &str) -> Result<SourceTensor> {
         let Some(tensor) = self.source.tensor(name) else {
             return Err(SourceError::MissingTensor {
@@ -99,21 +99,18 @@ impl<'a> Ledger<'a> {
     /// Uses a tensor if the source has it.
     ///
     /// # Errors
-    /// When it was used before.
+    /// Returns an error if it was used before.
     pub fn take_optional(&mut self, name: &str) -> Result<Option<SourceTensor>> {
         if self.has(name) { self.take(name).map(Some) } else { Ok(None) }
     }
 
-    /// Declares that tensors whose name matches `pattern` are no part of the model, and why. `*` matches any
-    /// characters. A tensor that is used nevertheless counts as used.
+    /// Declares that tensors whose name matches `pattern` aren't part of the model, and why. `*` matches any
+    /// characters. Using such a tensor nevertheless is allowed.
     pub fn ignore(&mut self, pattern: &str, reason: &str) {
         self.ignored.push((pattern.to_owned(), reason.to_owned()));
     }
 
-    /// Closes the account.
-    ///
-    /// # Errors
-    /// When a tensor was neither used nor ignored.
+    /// Closes the ledger.
     pub fn finish(self) -> Result<LedgerTotals> {
         let mut totals = LedgerTotals::default();
         let mut unused = Vec::new();
@@ -131,7 +128,7 @@ impl<'a> Ledger<'a> {
         if unused.is_empty() {
             return Ok(totals);
         }
-        // Only for those that the message shows: there may be very many.
+        // only for those that the message shows, because there may be many
         let with_nearest = |(index, name): (usize, String)| {
             let used = (index < SHOWN).then(|| nearest(&name, self.taken.iter().map(String::as_str), 1).pop());
             (name, used.flatten())
@@ -148,7 +145,7 @@ fn matches(pattern: &str, name: &str) -> bool {
     let mut pieces: Vec<&str> = rest.split('*').collect();
     let tail = pieces.pop().unwrap_or_default();
     for piece in pieces {
-        // The leftmost place leaves the most for the pieces after it.
+        // the leftmost match leaves the most for later pieces
         match name.find(piece) {
             Some(at) => name = &name[at + piece.len()..],
             None => return false,
@@ -157,7 +154,7 @@ fn matches(pattern: &str, name: &str) -> bool {
     name.ends_with(tail)
 }
 
-/// The names most like `name`, at most `count`, if any is like it at all.
+/// Returns at most `count` of the names that are similar to `name`, most similar first.
 pub(super) fn nearest<'n>(name: &str, among: impl Iterator<Item = &'n str>, count: usize) -> Vec<String> {
     const LIKE: f64 = 0.7;
     let mut scored: Vec<(f64, &str)> = among

@@ -1,5 +1,5 @@
-//! Where weights come from. Any source is opened into the same [`Source`]: tensors by name, the model's
-//! configuration, and what a tokenizer is made of.
+//! Sources of weights. Every format is opened into the same [`Source`]: tensors by name, the model's configuration, and
+//! the data of a tokenizer.
 //!
 //! ```
 //! use anec_source::{Source, SourceKind, SourceWeight};
@@ -21,19 +21,18 @@
 //! # Ok::<(), anec_source::SourceError>(())
 //! ```
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
 //! | [`tensor`] | a handle to one tensor, decoded row by row on demand |
 //! | [`weight`] | lazily evaluated expressions over tensors: slices, concatenations, permutations |
-//! | [`ledger`] | the account of which tensors a model used |
+//! | [`ledger`] | record of the tensors that a model used |
 //! | [`gguf`], [`safetensors`], [`onnx`], [`hugging_face`] | the formats |
-//! | [`sentence_transformers`] | what sentence-transformers does with hidden states |
+//! | [`sentence_transformers`] | pooling and projections of hidden states |
 //! | [`adapter`] | low-rank adapters, merged into the weights |
 //! | [`hub`] | downloads of `hf:owner/name` |
-//! | [`dtype`], [`dequantize`] | how elements are stored, and their decoding |
+//! | [`dtype`], [`dequantize`] | element types and their decoding |
 //!
-//! Nothing of a source is held in memory but its metadata: tensors lie in mapped files, and a read decodes straight
-//! into the caller's buffer.
+//! Only metadata is held in memory: tensors stay in mapped files, and reads decode straight into the caller's buffer.
 
 #![forbid(unsafe_code)]
 
@@ -84,7 +83,7 @@ pub enum SourceKind {
     Safetensors,
     /// ONNX, with the files of onnxruntime-genai's bundle where they are.
     Onnx,
-    /// Computed numbers.
+    /// Random numbers.
     Random,
     /// A published configuration and the shapes of its tensors, without weights.
     Shapes,
@@ -103,18 +102,18 @@ impl SourceKind {
     }
 }
 
-/// What a source says about its model beside the tensors.
+/// Description of a source's model, beside the tensors.
 #[derive(Clone, Debug)]
 pub enum Description {
     /// The metadata of a GGUF file, the first of several.
     Gguf(gguf::GgufMetadata),
     /// The files of a Hugging Face folder.
     HuggingFace(Box<HuggingFaceFiles>),
-    /// What an ONNX graph and the files around it say.
+    /// ONNX graph and the files around it.
     Onnx(Box<onnx::OnnxBundle>),
 }
 
-/// An opened source.
+/// Opened source.
 #[derive(Debug)]
 pub struct Source {
     name: String,
@@ -126,18 +125,18 @@ pub struct Source {
 
 impl Source {
     /// Opens a source by name: a path (see [`Source::open_path`]), or `hf:owner/name[@revision][/file]`, which is
-    /// downloaded into the Hugging Face cache if it isn't there (see [`hub`]).
+    /// downloaded into the Hugging Face cache if needed (see [`hub`]).
     ///
     /// # Errors
-    /// When the name can't be understood, the download fails, or the files can't be opened.
+    /// Returns an error if the name is invalid, the download fails, or the files can't be opened.
     pub fn open(name: &str) -> Result<Self> {
         Self::open_observed(name, &Progress::hidden())
     }
 
-    /// As [`Source::open`], telling `progress` of what is downloaded.
+    /// Opens a source as [`Source::open`] does and reports downloads to `progress`.
     ///
     /// # Errors
-    /// As [`Source::open`].
+    /// Returns any error from [`Source::open`].
     pub fn open_observed(name: &str, progress: &Progress) -> Result<Self> {
         let path = match hub::Location::parse(name)? {
             Some(location) => hub::download(name, &location, progress)?,
@@ -148,11 +147,12 @@ impl Source {
         Ok(source)
     }
 
-    /// Opens a `.gguf` file (any one of a split model), a `.safetensors` or `.onnx` file, or a folder: a Hugging Face
+    /// Opens a `.gguf` file (any part of a split model), a `.safetensors` or `.onnx` file, or a folder: a Hugging Face
     /// folder, one of onnxruntime-genai, or one that holds a single GGUF model.
     ///
     /// # Errors
-    /// When the path isn't there or none of these, or its content is damaged, unsupported or contradicts itself.
+    /// Returns an error if the path doesn't exist or isn't a model, or if its content is damaged, unsupported or
+    /// contradictory.
     pub fn open_path(path: &Path) -> Result<Self> {
         let is_folder = std::fs::metadata(path).map_err(FileError::of(path, "open"))?.is_dir();
         if is_folder {
@@ -163,7 +163,7 @@ impl Source {
             Some("safetensors") => Self::open_safetensors(path),
             Some("onnx") => Self::open_onnx(path, path),
             _ => {
-                // Caches and downloads lose extensions; the content tells.
+                // caches and downloads may lose extensions, so that the content decides
                 let file = file::map(path)?;
                 if file.bytes().starts_with(&gguf::MAGIC) { Self::open_gguf(path) } else { Err(not_a_source(path)) }
             }
@@ -183,7 +183,7 @@ impl Source {
             for info in header.tensors {
                 tensors.push(SourceTensor::in_file(info.name, info.dtype, info.shape, file, info.range)?);
             }
-            // The later parts of a split model have no keys but those of the split.
+            // later parts of a split model have no metadata except for the split
             metadata.get_or_insert(header.metadata);
         }
         let metadata = metadata.ok_or_else(|| not_a_source(path))?;
@@ -239,13 +239,13 @@ impl Source {
         }
     }
 
-    /// A source of the ONNX model at `path`; `name` is what the user named.
+    /// Opens the ONNX model at `path`; `name` is the path as given.
     fn open_onnx(name: &Path, path: &Path) -> Result<Self> {
         let onnx::Opened { bundle, tensors, paths } = onnx::open(path)?;
         Self::assemble(name, SourceKind::Onnx, paths, tensors, Description::Onnx(Box::new(bundle)))
     }
 
-    /// A source of safetensors with what `folder` has beside them.
+    /// Opens safetensors with the files of `folder` beside them.
     fn with_folder(path: &Path, folder: &Path, mut paths: Vec<PathBuf>, tensors: Vec<SourceTensor>) -> Result<Self> {
         let description = HuggingFaceFiles::read(folder)?;
         paths.extend(hugging_face::files_beside().map(|name| folder.join(name)).filter(|path| path.exists()));
@@ -275,18 +275,18 @@ impl Source {
         Ok(Source { name: path.display().to_string(), kind, files, tensors: by_name, description })
     }
 
-    /// A source without files: random tensors under a configuration, for tests and benchmarks of shapes.
+    /// Returns a source without files: random tensors under a configuration, for tests and benchmarks.
     ///
     /// # Errors
-    /// When two tensors have the same name.
+    /// Returns an error if two tensors have the same name.
     pub fn random(name: &str, config: Json, tensors: Vec<SourceTensor>) -> Result<Self> {
         Self::without_files(name, SourceKind::Random, config, tensors)
     }
 
-    /// A source of which only the configuration and the shapes are known: enough to plan a conversion.
+    /// Returns a source of which only configuration and shapes are known, which suffices to plan a conversion.
     ///
     /// # Errors
-    /// When two tensors have the same name.
+    /// Returns an error if two tensors have the same name.
     pub fn shapes(name: &str, config: Json, tensors: Vec<SourceTensor>) -> Result<Self> {
         Self::without_files(name, SourceKind::Shapes, config, tensors)
     }
@@ -297,42 +297,43 @@ impl Source {
         Self::assemble(Path::new(name), kind, Vec::new(), tensors, description)
     }
 
-    /// As the user named it.
+    /// Name as given.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its format.
+    /// Format of the source.
     pub fn kind(&self) -> SourceKind {
         self.kind
     }
 
-    /// The files that it was read from, by name.
+    /// Returns the files of the source, by name.
     pub fn files(&self) -> &[SourceFile] {
         &self.files
     }
 
-    /// From now on, digests what of its files is read and released, so that [`SourceFile::digest`] reads only the rest.
+    /// Starts to digest the parts of files that are read and released, so that [`SourceFile::digest`] reads only the
+    /// rest.
     pub fn digest_released(&self) {
         self.files.iter().for_each(SourceFile::digest_released);
     }
 
-    /// All tensors, by name.
+    /// Returns all tensors, sorted by name.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = &SourceTensor> {
         self.tensors.values()
     }
 
-    /// The tensor of this name.
+    /// Returns the tensor of this name.
     pub fn tensor(&self, name: &str) -> Option<&SourceTensor> {
         self.tensors.get(name)
     }
 
-    /// What it says about its model.
+    /// Description of the model.
     pub fn description(&self) -> &Description {
         &self.description
     }
 
-    /// The metadata, if it is GGUF.
+    /// Returns the metadata of a GGUF source.
     pub fn gguf(&self) -> Option<&gguf::GgufMetadata> {
         match &self.description {
             Description::Gguf(metadata) => Some(metadata),
@@ -340,7 +341,7 @@ impl Source {
         }
     }
 
-    /// The files beside the weights, if it isn't GGUF.
+    /// Returns the files beside the weights, unless the source is GGUF.
     pub fn hugging_face(&self) -> Option<&HuggingFaceFiles> {
         match &self.description {
             Description::Gguf(_) => None,
@@ -349,10 +350,10 @@ impl Source {
         }
     }
 
-    /// What follows the hidden states where vectors are made of them, if the source says so.
+    /// Returns pooling and projections of hidden states, if the source describes any.
     ///
     /// # Errors
-    /// When what it says isn't understood.
+    /// Returns an error if the description is invalid or unsupported.
     pub fn sentence_transformers(&self) -> Result<Option<SentenceTransformers>> {
         match &self.description {
             Description::Gguf(metadata) => SentenceTransformers::of_gguf(metadata, |name| self.tensor(name)),
@@ -366,10 +367,10 @@ impl Source {
         self.hugging_face()?.config.as_ref()
     }
 
-    /// The chat template, if there is one.
+    /// Returns the chat template, if there is one.
     ///
     /// # Errors
-    /// When the key that should hold it holds something else.
+    /// Returns an error if its key holds another type.
     pub fn chat_template(&self) -> Result<Option<&str>> {
         match &self.description {
             Description::Gguf(metadata) => metadata.str("tokenizer.chat_template"),
@@ -379,7 +380,7 @@ impl Source {
     }
 }
 
-/// The one GGUF model of a folder, if there is one: a single file, or the first of a split model.
+/// Returns the only GGUF model of a folder, if there is exactly one: a single file, or the first part of a split model.
 fn only_gguf(folder: &Path) -> Result<Option<PathBuf>> {
     let mut models: Vec<PathBuf> = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(FileError::of(folder, "list"))? {

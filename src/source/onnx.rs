@@ -1,20 +1,20 @@
 //! ONNX models: a graph with its constants, and the bundle of onnxruntime-genai around it.
 //!
-//! A graph says more than the names of its weights: what each is for, and all of the maths. It is followed from the
-//! logits back to the embedding, and becomes a table of weights under the names of transformers, decoded when they are
-//! read, beside a [`OnnxDecoder`]: what the graph says of the model. What isn't understood is refused.
+//! A graph says more than the names of its weights: the purpose of each, and all of the maths. It is followed from the
+//! logits back to the embedding. The result is a table of weights under the names of transformers, decoded when they
+//! are read, and an [`OnnxDecoder`] with the model's structure. Anything that isn't understood is refused.
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
 //! | `wire` | protocol buffers, read in place |
-//! | `model` | the messages of an ONNX file |
-//! | `network` | a graph with its constants, in files beside it |
-//! | `blocks` | matrices of codes, in blocks with a scale each |
-//! | `projection`, `norm`, `attention`, `embedding` | parts of a decoder, as graphs write them |
-//! | `stream` | what they share |
-//! | `follow`, `assemble` | a whole decoder: its parts found, and put together |
-//! | [`decoder`] | what a graph says of it |
-//! | [`rope`] | rotary tables and the frequencies that they were made of |
+//! | `model` | messages of an ONNX file |
+//! | `network` | a graph with its constants, also in external files |
+//! | `blocks` | quantized matrices with a scale per block |
+//! | `projection`, `norm`, `attention`, `embedding` | parts of a decoder, as graphs express them |
+//! | `stream` | shared types of these parts |
+//! | `follow`, `assemble` | search for a decoder's parts, and their assembly |
+//! | [`decoder`] | structure of a decoder |
+//! | [`rope`] | rotary tables and the frequencies behind them |
 
 mod assemble;
 mod attention;
@@ -44,42 +44,42 @@ use anec_base::MappedFile;
 pub use decoder::OnnxDecoder;
 use network::Network;
 
-/// File name of a model, where no configuration says otherwise.
+/// Default file name of a model.
 pub const MODEL: &str = "model.onnx";
 /// File name of onnxruntime-genai's configuration.
 pub const CONFIG: &str = "genai_config.json";
 
-/// What an ONNX bundle says about its model beside the weights.
+/// Description of an ONNX bundle, beside the weights.
 #[derive(Clone, Debug)]
 pub struct OnnxBundle {
-    /// The files that it shares with a folder of Hugging Face; its configuration, where there is one, is checked against
-    /// the graph.
+    /// Files shared with a Hugging Face folder. Their configuration, if there is one, is checked against the graph.
     pub files: HuggingFaceFiles,
     /// `genai_config.json`, if there is one.
     pub genai: Option<Json>,
-    /// Program that wrote the graph.
+    /// Name of the program that wrote the graph.
     pub producer: String,
     /// Version of ONNX's operators.
     pub opset: i64,
-    /// What the graph says.
+    /// Structure of the graph.
     pub decoder: OnnxDecoder,
 }
 
-/// An opened bundle.
+/// Opened bundle.
 #[derive(Debug)]
 pub(super) struct Opened {
-    /// What it says.
+    /// Description of the bundle.
     pub bundle: OnnxBundle,
-    /// The weights.
+    /// Weights.
     pub tensors: Vec<SourceTensor>,
-    /// The files that were read.
+    /// Paths of the files read.
     pub paths: Vec<PathBuf>,
 }
 
-/// The model of a folder, if it has one: what its configuration names, `model.onnx`, or the only `.onnx` file.
+/// Returns the model of a folder, if it has one: the file named by the configuration, `model.onnx`, or the only `.onnx`
+/// file.
 ///
 /// # Errors
-/// When there are several and none is named, or the one that is named isn't there.
+/// Returns an error if there are several and none is named, or the named one doesn't exist.
 pub(super) fn model_of(folder: &Path) -> Result<Option<PathBuf>> {
     let config_path = folder.join(CONFIG);
     if config_path.exists() {
@@ -111,10 +111,10 @@ pub(super) fn model_of(folder: &Path) -> Result<Option<PathBuf>> {
     Ok(models.pop())
 }
 
-/// Opens the model at `path`, with what its folder has beside it.
+/// Opens the model at `path` with the files beside it.
 ///
 /// # Errors
-/// When a file is damaged, or the graph isn't a decoder that is understood.
+/// Returns an error if a file is damaged, or the graph isn't a supported decoder.
 pub(super) fn open(path: &Path) -> Result<Opened> {
     let folder = path.parent().unwrap_or(Path::new(""));
     let mut files = HuggingFaceFiles::read(folder)?;
@@ -139,10 +139,10 @@ pub(super) fn open(path: &Path) -> Result<Opened> {
     Ok(Opened { bundle: OnnxBundle { files, genai, producer, opset, decoder }, tensors, paths })
 }
 
-/// The decoder and the weights in the bytes of an ONNX file.
+/// Returns the decoder and weights of an ONNX file.
 ///
 /// # Errors
-/// When they are damaged, or not a decoder that is understood.
+/// Returns an error if the file is damaged or isn't a supported decoder.
 pub fn parse(file: MappedFile) -> Result<(OnnxDecoder, Vec<SourceTensor>)> {
     read(&Network::open(file)?, None)
 }
@@ -160,7 +160,7 @@ fn read(network: &Network, genai: Option<&Json>) -> Result<(OnnxDecoder, Vec<Sou
     Ok((decoder, weights.into_iter().map(tensor).collect()))
 }
 
-/// What of onnxruntime-genai's configuration belongs into `generation_config.json`.
+/// Returns the part of onnxruntime-genai's configuration that belongs into `generation_config.json`.
 fn generation_config(genai: &Json) -> Option<Json> {
     let model = genai.get("model")?;
     let ids = ["bos_token_id", "eos_token_id", "pad_token_id"];

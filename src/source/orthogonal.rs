@@ -1,9 +1,9 @@
-//! Orthogonal matrices to multiply weights by, so that single large ones are spread over many.
+//! Orthogonal matrices that spread single large weights over many.
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
 //! | [`hadamard`] | randomised Hadamard matrices of any size |
-//! | [`learn`] | such a matrix turned further, until the largest weights are small |
+//! | [`learn`] | rotations learned to minimize the largest weights |
 
 pub mod hadamard;
 pub mod learn;

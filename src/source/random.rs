@@ -1,11 +1,11 @@
-//! Numbers that look random but depend on a seed and a position only, so that they can be computed in any order.
+//! Pseudo-random numbers that depend on a seed and a position only, so that they can be computed in any order.
 
 use anec_base::SplitMix64;
 
-/// Normally distributed numbers.
+/// Sequence of normally distributed numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Normal {
-    /// Distinguishes sequences.
+    /// Seed of the sequence.
     pub seed: u64,
     /// Mean.
     pub mean: f32,
@@ -28,7 +28,7 @@ impl Normal {
     }
 }
 
-/// 64 bits for position `i`: the output function of the splitmix64 generator.
+/// Returns 64 bits for position `i`: the output function of the splitmix64 generator.
 pub fn mix(seed: u64, i: u64) -> u64 {
     SplitMix64::hash(seed.wrapping_mul(0xD1B5_4A32_D192_ED03).wrapping_add(i.wrapping_mul(SplitMix64::STEP)))
 }

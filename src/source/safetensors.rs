@@ -12,15 +12,16 @@ use super::error::{Result, SourceError};
 use super::tensor::SourceTensor;
 use anec_base::{MappedFile, path_inside};
 
-/// File name of the weights of a model that isn't sharded.
+/// File name of the weights of an unsharded model.
 pub const SINGLE: &str = "model.safetensors";
 /// File name of the index of a sharded model.
 pub const INDEX: &str = "model.safetensors.index.json";
 
-/// The tensors of a file.
+/// Returns the tensors of a file.
 ///
 /// # Errors
-/// When the header is damaged, doesn't describe the rest of the file exactly, or has a type of element that isn't known.
+/// Returns an error if the header is damaged, doesn't describe the rest of the file exactly, or has an unknown element
+/// type.
 pub fn tensors(file: &Arc<MappedFile>) -> Result<Vec<SourceTensor>> {
     let path = file.path();
     let bytes = file.bytes();
@@ -65,10 +66,10 @@ fn damaged(path: &Path, bytes: &[u8], error: SafeTensorError) -> SourceError {
     SourceError::file(path, problem)
 }
 
-/// Where an index says that tensors are: for each shard's file name, the names of its tensors.
+/// Parses an index: returns the names of the tensors in each shard, by file name.
 ///
 /// # Errors
-/// When the index isn't `{"weight_map": {tensor: file}}`, or a file isn't a plain name.
+/// Returns an error if the index isn't `{"weight_map": {tensor: file}}`, or a file isn't a plain name.
 pub fn parse_index(path: &Path, index: &Json) -> Result<BTreeMap<String, Vec<String>>> {
     let map = index
         .get("weight_map")
@@ -76,7 +77,7 @@ pub fn parse_index(path: &Path, index: &Json) -> Result<BTreeMap<String, Vec<Str
         .ok_or_else(|| SourceError::key(path, "weight_map", "it isn't there, or isn't an object"))?;
     let mut shards: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (tensor, file) in map {
-        // names come from the network; one must not lead out of the folder
+        // names come from the network and must not lead out of the folder
         let plain = file.as_str().filter(|name| !name.contains('/') && path_inside(name).is_some());
         let Some(file) = plain else {
             let problem = format!("the file of tensor `{tensor}` is {file}, expected a file name in the same folder");
@@ -87,10 +88,10 @@ pub fn parse_index(path: &Path, index: &Json) -> Result<BTreeMap<String, Vec<Str
     Ok(shards)
 }
 
-/// Checks that a shard holds exactly the tensors that the index says.
+/// Checks that a shard holds exactly the tensors of the index.
 ///
 /// # Errors
-/// When one is missing or superfluous.
+/// Returns an error if a tensor is missing or superfluous.
 pub fn check_shard(index_path: &Path, shard: &Path, expected: &[String], tensors: &[SourceTensor]) -> Result<()> {
     let shard_name = shard.file_name().unwrap_or_default().display();
     let has: std::collections::HashSet<&str> = tensors.iter().map(SourceTensor::name).collect();

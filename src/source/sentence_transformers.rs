@@ -1,5 +1,5 @@
-//! How sentence-transformers makes vectors with a model: `modules.json` lists what follows the model's hidden states, each
-//! module with a folder of its own. A GGUF file has a key for the pooling and tensors for the projections.
+//! Configuration of sentence-transformers: `modules.json` lists the modules after the model, each with a folder of its
+//! own. A GGUF file has a key for the pooling and tensors for the projections.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,49 +14,49 @@ use super::gguf::GgufMetadata;
 use super::safetensors;
 use super::tensor::SourceTensor;
 
-/// What follows a model's hidden states: they are pooled, projected, and divided by their length.
+/// Steps after a model's hidden states: pooling, projections, normalization.
 #[derive(Clone, Debug)]
 pub struct SentenceTransformers {
-    /// How hidden states become one.
+    /// Pooling of hidden states.
     pub pooling: PoolingMode,
-    /// Projections of the pooled state, in their order.
+    /// Projections of the pooled state, in order.
     pub dense: Vec<Dense>,
-    /// The vector is divided by its Euclidean length.
+    /// Whether the vector is divided by its Euclidean length.
     pub normalize: bool,
 }
 
-/// How hidden states become one.
+/// Pooling of hidden states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolingMode {
-    /// Their mean.
+    /// Mean over all tokens.
     Mean,
-    /// That of the first token.
+    /// State of the first token.
     Cls,
-    /// That of the last token.
+    /// State of the last token.
     Last,
 }
 
-/// A projection: `activation(W x + b)`.
+/// Projection: `activation(W x + b)`.
 #[derive(Clone, Debug)]
 pub struct Dense {
     /// `[out, in]`
     pub weight: SourceTensor,
     /// `[out]`
     pub bias: Option<SourceTensor>,
-    /// The hyperbolic tangent follows.
+    /// Whether the activation is tanh; otherwise there is none.
     pub tanh: bool,
 }
 
-/// Projections of pooled states in GGUF files, in their order.
+/// Names of the projections in GGUF files, in order.
 pub const GGUF_DENSE: [&str; 2] = ["dense_2", "dense_3"];
 
-/// Value of the key `pooling_type` of GGUF for a head that judges whole texts.
+/// Value of GGUF's key `pooling_type` for a head that scores whole texts.
 pub const GGUF_RANK: u64 = 4;
 
-/// The list of modules.
+/// File with the list of modules.
 const MODULES: &str = "modules.json";
 
-/// Files of modules, under the names that sentence-transformers gives their folders.
+/// Files of modules, in the folders that sentence-transformers creates.
 pub const FILES: [&str; 8] = [
     MODULES,
     "1_Pooling/config.json",
@@ -69,10 +69,10 @@ pub const FILES: [&str; 8] = [
 ];
 
 impl SentenceTransformers {
-    /// Reads the modules of `folder`, if they are listed there, and that there is one that pools.
+    /// Reads the modules of `folder`; `None` unless there is a pooling module.
     ///
     /// # Errors
-    /// When a file can't be read, or says something that isn't understood.
+    /// Returns an error if a file can't be read or a setting isn't supported.
     pub(super) fn read(folder: &Path) -> Result<Option<Self>> {
         let list = folder.join(MODULES);
         if !list.exists() {
@@ -88,7 +88,7 @@ impl SentenceTransformers {
         for (index, module) in modules.iter().enumerate() {
             let kind = module["type"].as_str().unwrap_or_default();
             let place = module["path"].as_str().unwrap_or_default();
-            // a path out of the folder would be read with the rights of whoever converts
+            // a path out of the folder would be read with the user's rights
             if !place.is_empty() && path_inside(place.trim_end_matches('/')).is_none() {
                 return Err(wrong(format!("module {index} is at `{place}`, outside of the folder")));
             }
@@ -110,11 +110,11 @@ impl SentenceTransformers {
 }
 
 impl SentenceTransformers {
-    /// What a GGUF file says, if it says how states are pooled. Vectors are divided by their length: no key tells of it, and
-    /// who computes with such files does so.
+    /// Returns the pooling and projections of a GGUF file, if it has any. Vectors are normalized: no key says so, but
+    /// all programs for such files do it.
     ///
     /// # Errors
-    /// When the pooling is of another kind, or a projection isn't of the sizes that the keys say.
+    /// Returns an error if the pooling isn't supported, or a projection differs from the sizes in the metadata.
     pub(super) fn of_gguf<'t>(
         metadata: &GgufMetadata,
         tensor: impl Fn(&str) -> Option<&'t SourceTensor>,
@@ -122,7 +122,7 @@ impl SentenceTransformers {
         let Some(architecture) = metadata.str("general.architecture")? else { return Ok(None) };
         let key = format!("{architecture}.pooling_type");
         let pooling = match metadata.u64(&key)? {
-            // a vector for each token, or a head
+            // no pooling, or a scoring head
             None | Some(0 | GGUF_RANK) => return Ok(None),
             Some(1) => PoolingMode::Mean,
             Some(2) => PoolingMode::Cls,
@@ -159,7 +159,7 @@ fn config(folder: &Path) -> Result<(PathBuf, Json)> {
     Ok((path, json))
 }
 
-/// The one way of pooling that a configuration names: as a word, or with a switch for each.
+/// Returns the pooling mode of a configuration, given as a word or as switches.
 fn pooling_of(folder: &Path) -> Result<PoolingMode> {
     let (path, config) = config(folder)?;
     let switches = [
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_named() {
+    fn unsupported_modules_are_named() {
         let pooling = json!({"pooling_mode_mean_tokens": true});
         let refused = |list: &[(&str, &str)], pooling: &Json| {
             let room = folder(&[("modules.json", modules(list)), ("1_Pooling/config.json", pooling.clone())]);

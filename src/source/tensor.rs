@@ -1,4 +1,4 @@
-//! One tensor of a source.
+//! Tensors of a source.
 
 use std::fmt;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use super::random::Normal;
 use super::weight::SourceWeight;
 use anec_base::MappedFile;
 
-/// A handle to one tensor of a source. Clones are cheap and share the tensor.
+/// Handle to one tensor of a source. Clones are cheap and share the tensor.
 ///
 /// Shapes are row-major, outermost dimension first, whatever the file's own order.
 #[derive(Clone)]
@@ -32,7 +32,7 @@ enum Data {
         range: Range<usize>,
     },
     Random(Normal),
-    /// Nothing but the shape is known.
+    /// Tensor of which only the shape is known.
     Absent {
         bytes: u64,
     },
@@ -44,11 +44,11 @@ enum Data {
 }
 
 impl SourceTensor {
-    /// The tensor whose blocks are bytes `range` of `file`.
+    /// Returns the tensor whose blocks are bytes `range` of `file`.
     ///
     /// # Errors
-    /// When the shape overflows, isn't whole blocks in each row, or doesn't take exactly `range`, which must lie in the
-    /// file.
+    /// Returns an error if the shape overflows, isn't whole blocks in each row, or doesn't take exactly `range`, which
+    /// must lie in the file.
     pub(super) fn in_file(
         name: String,
         dtype: SourceDtype,
@@ -77,11 +77,11 @@ impl SourceTensor {
         })))
     }
 
-    /// A tensor of normally distributed numbers that are computed as they are read: element `i` depends on `seed` and
-    /// `i` only. Its type is F32 and it takes no memory.
+    /// Returns a tensor of normally distributed numbers that are computed as they are read: element `i` depends on
+    /// `seed` and `i` only. Its type is F32 and it takes no memory.
     ///
     /// # Errors
-    /// When the shape overflows.
+    /// Returns an error if the shape overflows.
     pub fn random(name: &str, shape: &[u64], seed: u64, mean: f32, standard_deviation: f32) -> Result<Self> {
         SourceTensor::random_of(name, shape, Normal { seed, mean, standard_deviation })
     }
@@ -94,10 +94,10 @@ impl SourceTensor {
         Ok(SourceTensor(Arc::new(Inner { name, dtype: SourceDtype::F32, shape, elements, data })))
     }
 
-    /// A tensor of which only type and shape are known: to read its elements is an error.
+    /// Returns a tensor of which only type and shape are known; reading it is an error.
     ///
     /// # Errors
-    /// When the shape overflows.
+    /// Returns an error if the shape overflows.
     pub fn shape_only(name: &str, dtype: SourceDtype, shape: &[u64]) -> Result<Self> {
         let bytes = byte_length(dtype, shape)
             .map_err(|problem| SourceError::tensor(Path::new("a published configuration"), name, problem))?;
@@ -105,19 +105,19 @@ impl SourceTensor {
         Ok(SourceTensor(Arc::new(Inner { name, dtype, shape, elements, data: Data::Absent { bytes } })))
     }
 
-    /// A tensor that the file at `path` holds in another form, for which it has `bytes` bytes: on its side, in blocks with
-    /// scales, within a larger one. `dtype` is the type of what is stored.
+    /// Returns a tensor that the file at `path` holds in another form, of `bytes` bytes: transposed, in blocks with
+    /// scales, or within a larger tensor. `dtype` is the stored type.
     pub(super) fn computed(name: String, of: SourceWeight, dtype: SourceDtype, bytes: u64, path: &Path) -> Self {
         let (shape, elements) = (of.shape().to_vec(), of.elements());
         let data = Data::Computed { of, bytes, path: path.to_owned() };
         SourceTensor(Arc::new(Inner { name, dtype, shape, elements, data }))
     }
 
-    /// The same bytes as elements of another type, for formats that store as bytes what they have no type for. Numbers that
-    /// are computed are those of another shape.
+    /// Returns the bytes as elements of another type, for formats that store types they lack as bytes. Computed numbers
+    /// are only reshaped.
     ///
     /// # Errors
-    /// When those elements take another number of bytes.
+    /// Returns an error if the new type takes another number of bytes.
     pub fn viewed_as(&self, dtype: SourceDtype, shape: &[u64]) -> Result<Self> {
         let wrong = |problem: String| SourceError::Weight { weight: self.name().to_owned(), problem };
         let bytes = byte_length(dtype, shape).map_err(wrong)?;
@@ -139,7 +139,7 @@ impl SourceTensor {
         &self.0.name
     }
 
-    /// How the elements are stored.
+    /// Element type.
     pub fn dtype(&self) -> SourceDtype {
         self.0.dtype
     }
@@ -159,12 +159,12 @@ impl SourceTensor {
         rows_and_columns(&self.0.shape).0
     }
 
-    /// The last dimension; 1 for a scalar.
+    /// Returns the last dimension; 1 for a scalar.
     pub fn columns(&self) -> u64 {
         rows_and_columns(&self.0.shape).1
     }
 
-    /// Bytes that the source holds for it, or would hold where only its shape is known; 0 if its elements are computed.
+    /// Size in the source in bytes, also if only the shape is known; 0 if elements are computed.
     pub fn byte_length(&self) -> u64 {
         match &self.0.data {
             Data::File { range, .. } => range.len() as u64,
@@ -173,7 +173,7 @@ impl SourceTensor {
         }
     }
 
-    /// The stored blocks, row after row, unless the elements are computed or stored in another order.
+    /// Returns the stored blocks, row after row; `None` if elements are computed or stored in another order.
     pub fn bytes(&self) -> Option<&[u8]> {
         match &self.0.data {
             Data::File { file, range } => Some(&file.bytes()[range.clone()]),
@@ -181,7 +181,7 @@ impl SourceTensor {
         }
     }
 
-    /// The map that it is read from, unless the elements are computed.
+    /// Returns the map that holds the tensor; `None` if elements are computed.
     pub(super) fn map(&self) -> Option<&Arc<MappedFile>> {
         match &self.0.data {
             Data::File { file, .. } => Some(file),
@@ -189,7 +189,7 @@ impl SourceTensor {
         }
     }
 
-    /// The file that holds it, unless the elements are computed.
+    /// Returns the path of the tensor's file; `None` if elements are computed.
     pub fn path(&self) -> Option<&Path> {
         match &self.0.data {
             Data::File { file, .. } => Some(file.path()),
@@ -198,19 +198,19 @@ impl SourceTensor {
         }
     }
 
-    /// Decodes rows `first_row ..` until `out` is full.
+    /// Decodes rows from `first_row` on until `out` is full.
     ///
     /// # Errors
-    /// When `out` isn't whole rows, or more than there are.
+    /// Returns an error if `out` isn't whole rows, or more rows than there are.
     pub fn read_rows(&self, first_row: u64, out: &mut [f32]) -> Result<()> {
         let first = check_rows(self.name(), self.rows(), self.columns(), first_row, out.len() as u64)?;
         self.read(first, out)
     }
 
-    /// Decodes elements `first ..`, in row-major order, until `out` is full.
+    /// Decodes elements from `first` on, in row-major order, until `out` is full.
     ///
     /// # Errors
-    /// When there are fewer.
+    /// Returns an error if there are fewer.
     pub fn read(&self, first: u64, out: &mut [f32]) -> Result<()> {
         check_elements(self.name(), self.elements(), first, out.len() as u64)?;
         match &self.0.data {
@@ -225,8 +225,8 @@ impl SourceTensor {
         Ok(())
     }
 
-    /// Gives the memory that reading elements `range` took back to the system: pages of a mapped file that were read
-    /// count as this process's until then. Reading them again is safe.
+    /// Returns memory from reading elements to the system, because read pages of a mapped file count as this process's.
+    /// They can be read again.
     pub fn release(&self, elements: Range<u64>) {
         let elements = elements.start.min(self.0.elements)..elements.end.min(self.0.elements);
         match &self.0.data {
@@ -247,7 +247,7 @@ impl fmt::Debug for SourceTensor {
     }
 }
 
-/// Product of all dimensions but the last, and the last; a scalar is one row of one column.
+/// Returns the product of all dimensions but the last, and the last. A scalar is one row of one column.
 pub(super) fn rows_and_columns(shape: &[u64]) -> (u64, u64) {
     match shape.split_last() {
         Some((columns, rest)) => (rest.iter().product(), *columns),
@@ -255,7 +255,7 @@ pub(super) fn rows_and_columns(shape: &[u64]) -> (u64, u64) {
     }
 }
 
-/// Checks a read of whole rows of what is called `name` and gives its first element.
+/// Checks a read of whole rows of `name` and returns its first element.
 pub(super) fn check_rows(name: &str, rows: u64, columns: u64, first_row: u64, length: u64) -> Result<u64> {
     let problem = if length == 0 {
         return Ok(0);
@@ -269,7 +269,7 @@ pub(super) fn check_rows(name: &str, rows: u64, columns: u64, first_row: u64, le
     Err(SourceError::Weight { weight: name.to_owned(), problem })
 }
 
-/// Checks a read of elements of what is called `name`.
+/// Checks a read of elements of `name`.
 pub(super) fn check_elements(name: &str, elements: u64, first: u64, length: u64) -> Result<()> {
     if first.checked_add(length).is_none_or(|end| end > elements) {
         let problem = format!("a read of {length} elements from element {first}, but it has {elements}");
@@ -278,7 +278,7 @@ pub(super) fn check_elements(name: &str, elements: u64, first: u64, length: u64)
     Ok(())
 }
 
-/// Bytes that a tensor takes, or what is wrong with its shape.
+/// Returns the size of a tensor in bytes, or the problem of its shape.
 pub(super) fn byte_length(dtype: SourceDtype, shape: &[u64]) -> Result<u64, String> {
     let block = dtype.block();
     let (_, columns) = rows_and_columns_checked(shape)?;
@@ -287,7 +287,7 @@ pub(super) fn byte_length(dtype: SourceDtype, shape: &[u64]) -> Result<u64, Stri
     }
     let elements: u64 = shape.iter().product();
     let bytes = dtype.bytes(elements).ok_or_else(|| format!("{dtype} {shape:?} has too many bytes"))?;
-    // So that no position inside it overflows, in bytes here and in f32 elsewhere, on any machine.
+    // no position inside overflows, in bytes here or in f32 elsewhere, on any machine
     if bytes > i64::MAX as u64 / 8 || elements > i64::MAX as u64 / 8 || usize::try_from(bytes).is_err() {
         return Err(format!("{dtype} {shape:?} has too many bytes"));
     }
@@ -295,7 +295,7 @@ pub(super) fn byte_length(dtype: SourceDtype, shape: &[u64]) -> Result<u64, Stri
 }
 
 fn rows_and_columns_checked(shape: &[u64]) -> Result<(u64, u64), String> {
-    // Zeros don't excuse the other dimensions: their product is used on its own.
+    // a dimension of zero doesn't excuse the others, whose product is used on its own
     shape
         .iter()
         .try_fold(1u64, |product, &dimension| product.checked_mul(dimension.max(1)))

@@ -1,4 +1,4 @@
-//! Sources as they lie on disk: whole, split, sharded, and with what can be wrong with each.
+//! Tests of sources on disk: single files, splits, shards, and damaged ones.
 
 use std::fs;
 
@@ -45,14 +45,14 @@ fn names(source: &Source) -> Vec<&str> {
     source.tensors().map(SourceTensor::name).collect()
 }
 
-/// The message with which a path is refused, which must name something in the folder.
+/// Returns the message of the error, which must name a file in the folder.
 fn refusal(path: &Path) -> String {
     let error = Source::open_path(path).unwrap_err();
     assert_eq!(error.fault().exit_code(), 4, "{error}");
     error.to_string()
 }
 
-/// A Hugging Face folder in two shards.
+/// Writes a Hugging Face folder of two shards.
 fn sharded_folder() -> TempDir {
     let folder = TempDir::new().unwrap();
     let at = |name: &str| folder.path().join(name);
@@ -73,7 +73,7 @@ fn write_index(folder: &Path, tensors: &[(&str, u32)]) {
 }
 
 #[test]
-fn a_hugging_face_folder_is_its_shards_and_what_lies_beside_them() {
+fn a_hugging_face_folder_holds_shards_and_files_beside_them() {
     let folder = sharded_folder();
     let at = |name: &str| folder.path().join(name);
     fs::write(at("generation_config.json"), r#"{"eos_token_id": [1, 2]}"#).unwrap();
@@ -118,7 +118,7 @@ fn chat_templates_by_name_give_the_default_one() {
 }
 
 #[test]
-fn a_single_file_is_read_with_what_lies_beside_it() {
+fn a_single_file_is_read_with_the_files_beside_it() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("model.safetensors");
     write_safetensors(&path, &[("w", 2)]);
@@ -167,7 +167,7 @@ fn a_safetensors_file_cut_anywhere_is_refused() {
 }
 
 #[test]
-fn what_a_safetensors_header_says_must_hold() {
+fn contradictory_safetensors_headers_are_refused() {
     let with_header = |header: Json, data: usize| {
         let header = header.to_string();
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
@@ -195,8 +195,7 @@ fn what_a_safetensors_header_says_must_hold() {
     assert!(safetensors::tensors(&Arc::new(absurd)).unwrap_err().to_string().contains("larger than 100 MB"));
 }
 
-/// A file with some of its bits and bytes changed, numbers put in, parts repeated, or its end cut off; another for each
-/// round.
+/// Returns a file with bits and bytes changed, numbers inserted, parts repeated, or its end cut off, by round.
 pub(super) fn mutated(good: &[u8], round: u64) -> Vec<u8> {
     let mut bytes = good.to_vec();
     let pick = |salt: u64, below: usize| (random::mix(round, salt) % below as u64) as usize;
@@ -235,7 +234,7 @@ fn mutated_safetensors_never_panic() {
             0 => bytes[at] = random::mix(round, 1) as u8,
             1 => bytes[at] ^= 1 << (random::mix(round, 1) % 8),
             2 => bytes.truncate(at),
-            // A digit in the place of another is the mutation that JSON survives.
+            // a changed digit is the mutation that JSON survives
             _ => {
                 let digits: Vec<usize> = (8..bytes.len()).filter(|&i| bytes[i].is_ascii_digit()).collect();
                 bytes[digits[at % digits.len()]] = b'0' + (random::mix(round, 1) % 10) as u8;
@@ -317,7 +316,7 @@ fn the_parts_of_a_split_model_must_belong_together() {
 }
 
 #[test]
-fn what_is_no_source_is_refused_with_advice() {
+fn invalid_sources_are_refused_with_advice() {
     let folder = TempDir::new().unwrap();
     let at = |name: &str| folder.path().join(name);
     assert!(refusal(&at("nowhere.gguf")).contains("nowhere.gguf: can't open: "));
@@ -395,7 +394,7 @@ fn a_random_source_has_the_tensors_and_configuration_it_is_given() {
 fn bytes_of_microscaled_numbers_are_read_exactly() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("model.safetensors");
-    // one row of 32 numbers: codes 0 to 15, the first of two in the low half of a byte, twice; half of each
+    // one row of 32 numbers: codes 0 to 15, low half of a byte first, twice; each halved
     let codes: Vec<u8> = (0..16u8).map(|i| ((2 * i) & 15) | ((((2 * i) & 15) | 1) << 4)).collect();
     let blocks = TensorView::new(Dtype::U8, vec![1, 1, 1, 16], &codes).unwrap();
     let scales = TensorView::new(Dtype::U8, vec![1, 1, 1], &[126]).unwrap();

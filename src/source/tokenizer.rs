@@ -1,12 +1,12 @@
-//! Rebuilds a `tokenizer.json` from the tokenizer that a GGUF file carries.
+//! Conversion of a GGUF file's tokenizer to a `tokenizer.json`.
 //!
-//! GGUF holds the vocabulary, its merges or scores and the *name* of the text splitting; the rules behind the names are
-//! those of the model's own `tokenizer.json`. A name that is not in the table is an error: a tokenizer that splits
-//! text wrongly gives wrong ids without any other sign.
+//! GGUF holds the vocabulary, its merges or scores and the *name* of the pre-tokenizer; the rules behind the names are
+//! those of the models' own `tokenizer.json`. Unknown names are errors, because a wrong pre-tokenizer gives wrong ids
+//! without any other sign.
 //!
 //! | `tokenizer.ggml.model` | |
 //! |---|---|
-//! | `gpt2` | byte-level BPE: merges are given, splitting goes by name |
+//! | `gpt2` | byte-level BPE: merges are given, the pre-tokenizer goes by name |
 //! | `llama` | SentencePiece's BPE: merges follow from scores |
 //! | `bert` | WordPiece (`word_piece`) |
 //! | `t5` | SentencePiece's unigram model (`unigram`) |
@@ -31,7 +31,7 @@ use unigram::Unigram;
 use vocab::Vocab;
 use word_piece::WordPiece;
 
-/// What to do about a tokenizer that can't be rebuilt.
+/// Advice for a tokenizer that can't be rebuilt.
 const FROM_HUGGING_FACE: &str = "convert the model's Hugging Face folder instead, which has its tokenizer.json";
 
 /// `token_type` values of GGUF.
@@ -39,7 +39,7 @@ const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 const BYTE: i64 = 6;
 
-/// A `tokenizer.json`. Its vocabulary and merges, which can be hundreds of thousands, are written from where they are.
+/// A `tokenizer.json`. Its vocabulary and merges, which can be hundreds of thousands, are serialized in place.
 #[derive(Serialize)]
 pub struct TokenizerFile<'a> {
     version: &'static str,
@@ -48,13 +48,13 @@ pub struct TokenizerFile<'a> {
     added_tokens: Vec<Json>,
     normalizer: Json,
     pre_tokenizer: Json,
-    /// What is put around a text.
+    /// Special tokens around a text.
     pub post_processor: Json,
     decoder: Json,
     model: TokenizerModel<'a>,
 }
 
-/// How words become tokens.
+/// Model of `tokenizer.json`.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum TokenizerModel<'a> {
@@ -64,12 +64,12 @@ enum TokenizerModel<'a> {
 }
 
 impl TokenizerFile<'_> {
-    /// The file's content.
+    /// Returns the file's content.
     pub fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("plain data with text for keys becomes JSON")
     }
 
-    /// The content of a file that has no model, which is most of this one: what is done to a text beside looking up tokens.
+    /// Returns the content without the model: normalization, pre-tokenization, decoding and special tokens.
     pub fn steps_to_json(&self) -> Vec<u8> {
         let TokenizerFile { normalizer, pre_tokenizer, post_processor, decoder, .. } = self;
         let steps = json!({
@@ -78,7 +78,7 @@ impl TokenizerFile<'_> {
         steps.to_string().into_bytes()
     }
 
-    /// The largest id of a token.
+    /// Returns the largest id of a token.
     pub fn largest_id(&self) -> Option<u64> {
         let tokens = match &self.model {
             TokenizerModel::Bpe(model) => model.vocab.tokens.len(),
@@ -89,7 +89,7 @@ impl TokenizerFile<'_> {
     }
 }
 
-/// Byte-pair encoding: pieces of text are joined in the order of the merges until none applies.
+/// Byte-pair encoding: pieces are merged in the order of the merges until none applies.
 #[derive(Serialize)]
 struct Bpe<'a> {
     #[serde(rename = "type")]
@@ -105,18 +105,18 @@ struct Bpe<'a> {
     merges: Merges<'a>,
 }
 
-/// The tokenizer that a file carries.
-pub struct Carried<'a> {
+/// Tokenizer of a GGUF file.
+pub struct GgufTokenizer<'a> {
     metadata: &'a GgufMetadata,
     model: &'a str,
     tokens: Cow<'a, Strings>,
     types: Vec<i64>,
 }
 
-/// Ids of the tokens that end a text, as far as the metadata names them.
+/// Returns the ids of tokens that end a text, as far as the metadata names them.
 ///
 /// # Errors
-/// When a key holds something else than a number.
+/// Returns an error if a key isn't a number.
 pub fn end_tokens(metadata: &GgufMetadata) -> Result<Vec<u64>> {
     let mut ids = Vec::new();
     for key in ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
@@ -126,11 +126,11 @@ pub fn end_tokens(metadata: &GgufMetadata) -> Result<Vec<u64>> {
     Ok(ids)
 }
 
-impl<'a> Carried<'a> {
-    /// The tokenizer of a file, if it carries one.
+impl<'a> GgufTokenizer<'a> {
+    /// Returns the tokenizer of a file, if it has one.
     ///
     /// # Errors
-    /// When it is of an unknown kind or contradicts itself.
+    /// Returns an error if its kind is unknown or it contradicts itself.
     pub fn read(metadata: &'a GgufMetadata) -> Result<Option<Self>> {
         let Some(model) = metadata.str("tokenizer.ggml.model")? else { return Ok(None) };
         let Some(tokens) = metadata.strings("tokenizer.ggml.tokens")? else { return Ok(None) };
@@ -151,13 +151,13 @@ impl<'a> Carried<'a> {
             }
             _ => Cow::Borrowed(tokens),
         };
-        Ok(Some(Carried { metadata, model, tokens, types }))
+        Ok(Some(GgufTokenizer { metadata, model, tokens, types }))
     }
 
-    /// The same tokenizer as a `tokenizer.json`.
+    /// Returns the tokenizer as a `tokenizer.json`.
     ///
     /// # Errors
-    /// As [`Carried::read`].
+    /// Returns any error from [`GgufTokenizer::read`].
     pub fn file(&self) -> Result<TokenizerFile<'_>> {
         match self.model {
             "gpt2" => self.byte_level(),
@@ -172,7 +172,7 @@ impl<'a> Carried<'a> {
         }
     }
 
-    /// Byte-level BPE (GPT-2's): merges are given, splitting goes by name.
+    /// Returns a byte-level BPE (GPT-2): merges are given, the pre-tokenizer goes by name.
     fn byte_level(&self) -> Result<TokenizerFile<'_>> {
         let name = self.metadata.str("tokenizer.ggml.pre")?.unwrap_or("default");
         let (_, rules) = SPLITTINGS.iter().find(|(known, _)| *known == name).ok_or_else(|| {
@@ -225,12 +225,12 @@ impl<'a> Carried<'a> {
         })
     }
 
-    /// The pairs of tokens that become one, all of which are tokens.
+    /// Returns the merges, both sides of which must be tokens.
     fn merges(&self, vocab: &Vocab) -> Result<Merges<'_>> {
         const KEY: &str = "tokenizer.ggml.merges";
         let Some(merges) = self.metadata.strings(KEY)? else { return Ok(Merges::Found(Vec::new())) };
         let mut joined = String::new();
-        // a token mostly follows the one that the merge before made: to compare the two is cheaper than to look it up
+        // merges mostly produce tokens in order, so that comparing with the next token is cheaper than looking it up
         let mut next = 0;
         for merge in merges.iter() {
             let wrong = |problem: String| SourceError::key(self.metadata.path(), KEY, problem);
@@ -251,7 +251,7 @@ impl<'a> Carried<'a> {
         Ok(Merges::Given(merges))
     }
 
-    /// SentencePiece BPE: merges follow from the scores of the pieces.
+    /// Returns a SentencePiece BPE: merges follow from the scores of the pieces.
     fn sentence_piece(&self) -> Result<TokenizerFile<'_>> {
         let scores = self.scores()?;
         let prefix = self.metadata.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
@@ -296,7 +296,7 @@ impl<'a> Carried<'a> {
         })
     }
 
-    /// One score for each token.
+    /// Returns one score per token.
     fn scores(&self) -> Result<&[f32]> {
         let scores = self.metadata.f32s("tokenizer.ggml.scores")?.unwrap_or_default();
         if scores.len() != self.tokens.len() {
@@ -306,7 +306,7 @@ impl<'a> Carried<'a> {
         Ok(scores)
     }
 
-    /// The token whose id is the value of the first of these keys that is there; without one, the first that is spelt so.
+    /// Returns the token of the first key that is present, or else the first token with one of the spellings.
     fn token(&self, keys: &[&str], spelt: &[&str]) -> Result<Option<(&str, u64)>> {
         for key in keys {
             if let Some(id) = self.metadata.u64(key)? {
@@ -321,7 +321,7 @@ impl<'a> Carried<'a> {
         Ok(ids.find(|(token, _)| spelt.contains(token)))
     }
 
-    /// Control tokens, which a tokenizer drops from decoded text, and user-defined ones, which it keeps whole.
+    /// Returns control tokens, which decoding drops, and user-defined tokens, which aren't split.
     fn added_tokens(&self) -> Vec<Json> {
         let kinds = self.types.iter().enumerate().filter(|(_, kind)| matches!(**kind, CONTROL | USER_DEFINED));
         kinds
@@ -339,7 +339,7 @@ impl<'a> Carried<'a> {
             .collect()
     }
 
-    /// Adds the token that begins a text (and the one that ends it), where the file asks for it.
+    /// Returns a post-processor that adds begin and end tokens as the metadata says.
     fn template(&self, adds_bos: bool) -> Result<Option<Json>> {
         let token = |key: &str| -> Result<Option<(&str, u64)>> {
             let id = self.metadata.u64(key)?;
@@ -374,8 +374,8 @@ impl<'a> Carried<'a> {
         })))
     }
 
-    /// Every way to put a piece together from two others, best score first; among equals longer parts first. SentencePiece
-    /// takes user-defined pieces before all others, whatever score the file gives them; among them the first id.
+    /// Returns every pair of pieces that forms a piece, by descending score, then by descending length. As in
+    /// SentencePiece, user-defined pieces precede all others regardless of their scores, ordered by id.
     fn merges_of_scores(&self, vocab: &Vocab, scores: &[f32]) -> Vec<(&str, &str)> {
         let mut first: Vec<(&str, &str)> = Vec::new();
         let mut scored: Vec<(f32, &str, &str)> = Vec::new();
@@ -399,7 +399,7 @@ impl<'a> Carried<'a> {
     }
 }
 
-/// How text is split before byte-level BPE.
+/// Pre-tokenizer of byte-level BPE.
 #[derive(Clone, Copy)]
 struct Splitting {
     patterns: &'static [&'static str],
@@ -407,7 +407,7 @@ struct Splitting {
     single_digits: bool,
     ignores_merges: bool,
     adds_bos: bool,
-    /// An encoder's, which ends every text; how often the end stands between two.
+    /// Number of end tokens between two texts, for encoders, which end every text.
     between_two: Option<usize>,
 }
 
@@ -427,7 +427,7 @@ const PLAIN: Splitting = Splitting {
 const LIKE_LLAMA3: Splitting = Splitting { patterns: &[LLAMA3], ignores_merges: true, adds_bos: true, ..PLAIN };
 const SINGLE_DIGITS: Splitting = Splitting { single_digits: true, ..PLAIN };
 
-/// The names that `tokenizer.ggml.pre` may have.
+/// Pre-tokenizers by their names in `tokenizer.ggml.pre`.
 const SPLITTINGS: [(&str, Splitting); 13] = [
     ("gpt-2", PLAIN),
     ("qwen2", Splitting { patterns: &[QWEN2], nfc: true, ..PLAIN }),

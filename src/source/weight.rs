@@ -1,16 +1,16 @@
 //! Weights: lazily evaluated expressions over the tensors of a source.
 //!
-//! A model family says what a weight is made of (rows of a fused projection, the concatenation of three, a norm plus
-//! one); the elements are computed when they are read, straight into the reader's buffer, without any copy of the
-//! whole. Every expression can be read from any element on, so any number of threads can read parts of it.
+//! A model family composes a weight from tensors (rows of a fused projection, a concatenation of three, a norm plus
+//! one). Elements are computed when they are read, straight into the reader's buffer. Every expression can be read from
+//! any element on, so that any number of threads can read parts of it.
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
-//! | `order` | new orders of rows |
-//! | `read` | the elements, and where they come from |
-//! | `key` | what the elements are, in words |
+//! | `order` | row orders |
+//! | `read` | element access and error locations |
+//! | `key` | textual identity of an expression |
 //! | `extent` | maxima and squares of rows and columns |
-//! | `lazy` | vectors and rows computed from other weights; products with a square matrix, sums with products of two narrow ones |
+//! | `lazy` | vectors and rows computed from other weights, products with a square matrix, low-rank updates |
 
 mod extent;
 mod key;
@@ -27,7 +27,7 @@ pub use extent::WeightExtent;
 pub use lazy::SquareMatrix;
 pub use order::RowOrder;
 
-/// A matrix, vector or higher tensor of f32, made of tensors of a source. Clones are cheap.
+/// Matrix, vector or higher tensor of f32, composed of tensors of a source. Clones are cheap.
 ///
 /// Operations work along the outermost dimension: the rows of a matrix, the elements of a vector, the experts of a
 /// stack of matrices. *Rows* of [`read_rows`](SourceWeight::read_rows) are runs of the last dimension.
@@ -43,31 +43,31 @@ enum Node {
         name: String,
         values: Vec<f32>,
     },
-    /// Elements from `first`, as many as the shape says.
+    /// Elements from `first` on.
     Slice {
         of: SourceWeight,
         first: u64,
     },
     Concatenation(Vec<SourceWeight>),
-    /// `run` consecutive elements belong to each entry of the outermost dimension.
+    /// Entries of the outermost dimension, of `run` elements each, in another order.
     Reordered {
         of: SourceWeight,
         order: RowOrder,
         run: u64,
     },
-    /// `columns` columns of each row, from `first`.
+    /// Columns of each row from `first` on.
     Columns {
         of: SourceWeight,
         first: u64,
         columns: u64,
     },
-    /// The last two dimensions of `of` exchanged.
+    /// Last two dimensions of `of` swapped.
     Transposed(SourceWeight),
     Map {
         of: SourceWeight,
         function: Function,
     },
-    /// Every row with a vector as long as it.
+    /// Every row combined with a vector of its length.
     ByColumn {
         of: SourceWeight,
         operation: Operation,
@@ -90,7 +90,7 @@ enum Node {
     TransposedTimes(lazy::Product),
     /// `of + scale up down`
     LowRankSum(lazy::LowRankSum),
-    /// `(codes - zero points) * scales`: each block of so many rows and columns has a scale, and a zero point.
+    /// `(codes - zero points) * scales`, with a scale and a zero point per block of rows and columns.
     Blocks {
         codes: SourceWeight,
         scales: SourceWeight,
@@ -99,12 +99,12 @@ enum Node {
     },
 }
 
-/// The code that stands for zero.
+/// Codes that represent zero.
 #[derive(Clone, Debug)]
 pub enum ZeroPoints {
-    /// The same in all blocks.
+    /// Same code in all blocks.
     All(f32),
-    /// One for each block, in the order of the scales.
+    /// One code per block, in the order of the scales.
     Each(SourceWeight),
 }
 
@@ -130,10 +130,10 @@ impl From<SourceTensor> for SourceWeight {
 }
 
 impl SourceWeight {
-    /// A weight of numbers at hand. `name` is for messages.
+    /// Returns a weight of the given values. `name` is for messages.
     ///
     /// # Errors
-    /// When the shape doesn't have as many elements.
+    /// Returns an error if the shape has another number of elements.
     pub fn from_values(name: &str, shape: &[u64], values: Vec<f32>) -> Result<Self> {
         if count(shape) != Some(values.len() as u64) {
             let problem = format!("{} values don't fill the shape {shape:?}", values.len());
@@ -142,10 +142,10 @@ impl SourceWeight {
         Ok(SourceWeight { node: Arc::new(Node::Values { name: name.to_owned(), values }), shape: shape.into() })
     }
 
-    /// Weights one after another along the outermost dimension, such as query, key and value rows.
+    /// Concatenates weights along the outermost dimension, such as query, key and value rows.
     ///
     /// # Errors
-    /// When there are none, or their other dimensions differ.
+    /// Returns an error if there are none, or their other dimensions differ.
     pub fn concatenate(parts: Vec<SourceWeight>) -> Result<Self> {
         let Some(first) = parts.first() else {
             return Err(SourceError::Weight { weight: "concatenation".into(), problem: "it has no parts".into() });
@@ -170,11 +170,10 @@ impl SourceWeight {
         Ok(SourceWeight { node: Arc::new(Node::Concatenation(parts)), shape })
     }
 
-    /// Entries `range` of the outermost dimension, which stays, with the range's length: rows of a matrix, elements of
-    /// a vector.
+    /// Returns entries `range` of the outermost dimension: rows of a matrix, elements of a vector.
     ///
     /// # Errors
-    /// When there are fewer.
+    /// Returns an error if there are fewer.
     pub fn slice(&self, range: Range<u64>) -> Result<Self> {
         let Some((&rows, inner)) = self.shape.split_first() else {
             return Err(self.wrong("a scalar has no entries".into()));
@@ -199,10 +198,10 @@ impl SourceWeight {
         SourceWeight { node: Arc::new(Node::Slice { of, first }), shape }
     }
 
-    /// The entries of the outermost dimension in another order.
+    /// Returns the entries of the outermost dimension in another order.
     ///
     /// # Errors
-    /// When the order doesn't fit their number.
+    /// Returns an error if the order doesn't fit their number.
     pub fn reorder(&self, order: RowOrder) -> Result<Self> {
         let Some((&rows, inner)) = self.shape.split_first() else {
             return Err(self.wrong("a scalar has no entries".into()));
@@ -216,10 +215,10 @@ impl SourceWeight {
         Ok(SourceWeight { node: Arc::new(Node::Reordered { of: self.clone(), order, run }), shape })
     }
 
-    /// Columns `range` of every row: a part of the last dimension.
+    /// Returns columns `range` of every row: a part of the last dimension.
     ///
     /// # Errors
-    /// When there are fewer.
+    /// Returns an error if there are fewer.
     pub fn columns_range(&self, range: Range<u64>) -> Result<Self> {
         let Some((&columns, outer)) = self.shape.split_last() else {
             return Err(self.wrong("a scalar has no columns".into()));
@@ -231,7 +230,7 @@ impl SourceWeight {
         if outer.iter().product::<u64>() <= 1 || range == (0..columns) {
             return Ok(self.sliced(range.start, shape));
         }
-        // a part of the columns is cut before what is done to each of them, so that no more is held than is asked for
+        // slice columns before other operations, so that no more is held than needed
         match &*self.node {
             Node::TransposedTimes(product) if product.of.shape == self.shape => {
                 return product.of.columns_range(range)?.transposed_times(&product.matrix);
@@ -246,10 +245,10 @@ impl SourceWeight {
         Ok(SourceWeight { node: Arc::new(Node::Columns { of: self.clone(), first, columns }), shape })
     }
 
-    /// The last two dimensions exchanged: a matrix, or each of a stack, on its side.
+    /// Swaps the last two dimensions: transposes a matrix, or each matrix of a stack.
     ///
     /// # Errors
-    /// When there are fewer than two dimensions.
+    /// Returns an error if there are fewer than two dimensions.
     pub fn transpose(&self) -> Result<Self> {
         let [outer @ .., rows, columns] = &*self.shape else {
             return Err(self.wrong("only a matrix can be transposed".into()));
@@ -258,30 +257,30 @@ impl SourceWeight {
         Ok(SourceWeight { node: Arc::new(Node::Transposed(self.clone())), shape })
     }
 
-    /// Every element times `factor`.
+    /// Multiplies every element by `factor`.
     pub fn scale(&self, factor: f32) -> Self {
         if factor == 1.0 { self.clone() } else { self.map(Function::Scale(factor)) }
     }
 
-    /// Every element plus `addend`: norms that store their weight less one.
+    /// Adds `addend` to every element, for norms that store their weight minus one.
     pub fn add(&self, addend: f32) -> Self {
         if addend == 0.0 { self.clone() } else { self.map(Function::Add(addend)) }
     }
 
-    /// e to the power of every element: decay rates that are stored as logarithms.
+    /// Returns e to the power of every element, for decay rates stored as logarithms.
     pub fn exp(&self) -> Self {
         self.map(Function::Exp)
     }
 
-    /// One over every element: what undoes a scale.
+    /// Returns the reciprocal of every element, which undoes a scale.
     pub fn reciprocal(&self) -> Self {
         self.map(Function::Reciprocal)
     }
 
-    /// Every row times its element of `vector`: output channels of a projection in other units.
+    /// Multiplies every row by its element of `vector`.
     ///
     /// # Errors
-    /// When the vector hasn't as many elements as there are rows.
+    /// Returns an error if the vector has another number of elements than there are rows.
     pub fn scale_rows(&self, vector: &SourceWeight) -> Result<Self> {
         if vector.elements() != self.rows() {
             let (found, rows) = (vector.elements(), self.rows());
@@ -291,18 +290,18 @@ impl SourceWeight {
         Ok(SourceWeight { node: Arc::new(node), shape: self.shape.clone() })
     }
 
-    /// Every row plus `vector`: embeddings with a learned bias.
+    /// Adds `vector` to every row, for embeddings with a learned bias.
     ///
     /// # Errors
-    /// When the vector isn't as long as a row.
+    /// Returns an error if the vector isn't as long as a row.
     pub fn add_to_rows(&self, vector: &SourceWeight) -> Result<Self> {
         self.by_column(Operation::Add, vector)
     }
 
-    /// Every row times `vector`, element by element: embeddings with a learned scale.
+    /// Multiplies every row by `vector`, element by element, for embeddings with a learned scale.
     ///
     /// # Errors
-    /// When the vector isn't as long as a row.
+    /// Returns an error if the vector isn't as long as a row.
     pub fn multiply_rows(&self, vector: &SourceWeight) -> Result<Self> {
         self.by_column(Operation::Multiply, vector)
     }
@@ -316,11 +315,11 @@ impl SourceWeight {
         Ok(SourceWeight { node: Arc::new(node), shape: self.shape.clone() })
     }
 
-    /// The numbers that the codes of a matrix stand for: `(code - zero point) * scale`. Each block of `block` rows and
-    /// columns has a scale; blocks at the ends may be smaller.
+    /// Returns the values of quantized codes: `(code - zero point) * scale`. Each block of `block` rows and columns has
+    /// a scale; blocks at the ends may be smaller.
     ///
     /// # Errors
-    /// When there are more or fewer scales or zero points than blocks.
+    /// Returns an error if the number of scales or zero points differs from the number of blocks.
     pub fn from_blocks(
         codes: SourceWeight,
         scales: SourceWeight,
@@ -333,7 +332,7 @@ impl SourceWeight {
         if block.contains(&0) {
             return Err(codes.wrong(format!("blocks of {block:?} rows and columns are none")));
         }
-        // a block that reaches beyond the matrix is one of its size
+        // blocks larger than the matrix are clamped to its size
         let block = [block[0].min(rows.max(1)), block[1].min(columns.max(1))];
         let expected = [rows.div_ceil(block[0]), columns.div_ceil(block[1])];
         let each = match &zero_points {
@@ -355,10 +354,10 @@ impl SourceWeight {
         SourceWeight { node: Arc::new(Node::Map { of: self.clone(), function }), shape: self.shape.clone() }
     }
 
-    /// The same elements, in row-major order, under another shape.
+    /// Returns the elements, in row-major order, under another shape.
     ///
     /// # Errors
-    /// When the shape has another number of elements.
+    /// Returns an error if the shape has another number of elements.
     pub fn reshape(&self, shape: &[u64]) -> Result<Self> {
         if count(shape) != Some(self.elements()) {
             return Err(self.wrong(format!("shape {:?} can't become {shape:?}", self.shape)));
@@ -381,7 +380,7 @@ impl SourceWeight {
         rows_and_columns(&self.shape).0
     }
 
-    /// The last dimension; 1 for a scalar.
+    /// Returns the last dimension; 1 for a scalar.
     pub fn columns(&self) -> u64 {
         rows_and_columns(&self.shape).1
     }
@@ -391,7 +390,7 @@ impl SourceWeight {
     }
 }
 
-/// The number of elements of a shape, unless it overflows, or that of a part of it does.
+/// Returns the number of elements of a shape; `None` if it, or that of leading dimensions, overflows.
 fn count(shape: &[u64]) -> Option<u64> {
     shape.iter().try_fold(1u64, |product, &dimension| product.checked_mul(dimension.max(1)))?;
     Some(shape.iter().product())

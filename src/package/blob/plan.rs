@@ -1,4 +1,4 @@
-//! Places of constants in a weight file, decided before any data exists.
+//! Layout of a weight file, decided before any data exists.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use anec_mil::codec::{BlobPlace, BlobSink};
 use anec_mil::constant::Data;
 use anec_mil::{Constant, Content, DataType};
 
-/// A constant's place and where its data comes from.
+/// Place and content of a constant.
 pub(super) struct Planned {
     pub(super) record: Record,
     pub(super) data: Data,
-    /// The first constant that has this data, for messages.
+    /// First constant with this data, for messages.
     pub(super) owner: String,
 }
 
-/// A weight file that is not yet written. Contents that are the same object and literals that are equal share a place.
+/// Planned weight file. Contents that are the same object and literals that are equal share a place.
 #[derive(Default)]
 pub struct WeightPlan {
     pub(super) blobs: Vec<Planned>,
@@ -29,15 +29,15 @@ pub struct WeightPlan {
 }
 
 impl WeightPlan {
-    /// The name by which a program refers to the file.
+    /// Name by which a program refers to the file.
     pub const FILE_NAME: &str = "@model_path/weights/weight.bin";
 
-    /// An empty file.
+    /// Returns an empty plan.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whether no constant has a place.
+    /// Whether the plan has no constants.
     pub fn is_empty(&self) -> bool {
         self.blobs.is_empty()
     }
@@ -47,17 +47,17 @@ impl WeightPlan {
         self.end.max(ALIGNMENT)
     }
 
-    /// Bytes of all constants, each counted once.
+    /// Size of all constants, each counted once, in bytes.
     pub fn weight_bytes(&self) -> u64 {
         self.records().map(|record| record.length).sum()
     }
 
-    /// Bytes of all constants with their records, each begun at a multiple of the alignment: what they add to a file.
+    /// Size of all constants with their records and alignment, in bytes: their share of a file.
     pub fn padded_bytes(&self) -> u64 {
         self.records().map(|record| ALIGNMENT + record.length.next_multiple_of(ALIGNMENT)).sum()
     }
 
-    /// The records, in the order of the file.
+    /// Returns the records, in the order of the file.
     pub fn records(&self) -> impl ExactSizeIterator<Item = Record> + '_ {
         self.blobs.iter().map(|b| b.record)
     }
@@ -73,7 +73,7 @@ impl WeightPlan {
     }
 }
 
-/// What tells contents apart; the plan keeps each alive, so no other takes its address.
+/// Returns the identity of a content. The plan keeps contents alive, so that addresses stay unique.
 pub(super) fn address(content: &Arc<dyn Content>) -> usize {
     Arc::as_ptr(content).cast::<()>().addr()
 }

@@ -1,4 +1,4 @@
-//! Reading weight files through a memory map.
+//! Reader of weight files through a memory map.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -11,25 +11,25 @@ use anec_base::Result;
 use anec_mil::constant::Data;
 use anec_mil::{Content, DataType, TensorType};
 
-/// Up to this many bytes a blob is copied, so that its elements can be looked at like any literal's.
+/// Maximum size of a blob that is copied, so that its elements can be inspected like a literal's.
 const LITERAL_BYTES: u64 = 64 << 10;
 
-/// A blob's record.
+/// Record of a blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Where the record is, which is what a program refers to.
+    /// Offset of the record, by which a program refers to the blob.
     pub offset: u64,
     /// Element type.
     pub dtype: DataType,
-    /// Bytes of data.
+    /// Size of the data in bytes.
     pub length: u64,
-    /// Where the data is.
+    /// Offset of the data.
     pub data: u64,
-    /// Unused bits of the last byte.
+    /// Number of unused bits in the last byte.
     pub padding_bits: u64,
 }
 
-/// A weight file that is read.
+/// Opened weight file.
 pub struct WeightFile {
     path: PathBuf,
     map: Arc<MappedFile>,
@@ -37,21 +37,21 @@ pub struct WeightFile {
     loaded: Mutex<Loaded>,
 }
 
-/// What of a file is in use.
+/// Ranges of a file in use.
 #[derive(Default)]
 struct Loaded {
     data: HashMap<u64, Data>,
-    /// Ends of the ranges that records and data take, by their beginnings.
+    /// Ends of the ranges of records and data, by their starts.
     ranges: BTreeMap<u64, u64>,
 }
 
 impl WeightFile {
     /// Opens a file and checks its header.
     ///
-    /// The file is mapped: it must not be cut while it is in use.
+    /// The file is mapped and must not be truncated while it is in use.
     ///
     /// # Errors
-    /// A file that can't be read or isn't a weight file.
+    /// Returns an error if the file can't be read or isn't a weight file.
     pub fn open(path: &Path) -> Result<Self, PackageError> {
         let map = MappedFile::open(path).map_err(|e| PackageError::unreadable(path, e.error))?;
         let length = map.bytes().len() as u64;
@@ -72,22 +72,22 @@ impl WeightFile {
         Ok(WeightFile { path: path.to_owned(), map: Arc::new(map), count, loaded: Mutex::default() })
     }
 
-    /// Where the file is.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its size in bytes.
+    /// Size in bytes.
     pub fn size(&self) -> u64 {
         self.map.bytes().len() as u64
     }
 
-    /// How many blobs the header counts.
+    /// Number of blobs in the header.
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// The record at an offset.
+    /// Returns the record at an offset.
     fn record(&self, offset: u64) -> Result<Record, String> {
         let end = offset.checked_add(ALIGNMENT);
         if offset < ALIGNMENT || !offset.is_multiple_of(ALIGNMENT) {
@@ -101,10 +101,10 @@ impl WeightFile {
         }
     }
 
-    /// Every record, followed from the first to the last.
+    /// Returns all records, from the first to the last.
     ///
     /// # Errors
-    /// A record that is broken, or fewer or more of them than the header counts.
+    /// Returns an error if a record is damaged, or if their number differs from the header's.
     pub fn records(&self) -> Result<Vec<Record>, PackageError> {
         let corrupt = |problem: String| PackageError::corrupt(&self.path, problem);
         let mut records = Vec::new();
@@ -120,11 +120,11 @@ impl WeightFile {
         Ok(records)
     }
 
-    /// The data at a record, which must be of a type. Small data is copied, larger data stays where it is and is read
-    /// when needed. Equal places give the same object.
+    /// Returns the data of a record, which must have type `ty`. Small data is copied; larger data stays in the map and
+    /// is read when needed. Equal offsets give the same object.
     ///
     /// # Errors
-    /// When there is no record, or not of this type, or it overlaps another that was loaded.
+    /// Returns an error if there is no such record, its type differs, or it overlaps a loaded one.
     pub fn load(&self, offset: u64, ty: &TensorType, owner: &str) -> Result<Data, PackageError> {
         let error = |problem| PackageError::Blob { path: self.path.clone(), offset, owner: owner.to_owned(), problem };
         let record = self.record(offset).map_err(error)?;
@@ -161,7 +161,7 @@ impl WeightFile {
 }
 
 impl Loaded {
-    /// Takes a range that nothing else may have.
+    /// Marks a range as used; it must not overlap another.
     fn reserve(&mut self, (start, end): (u64, u64)) -> Result<(), String> {
         let before = self.ranges.range(..end).next_back();
         if let Some((other, other_end)) = before
@@ -183,7 +183,7 @@ impl std::fmt::Debug for WeightFile {
     }
 }
 
-/// Data that stays in the map.
+/// Data in the map.
 struct MappedBlob {
     map: Arc<MappedFile>,
     at: usize,
@@ -210,7 +210,7 @@ impl Content for MappedBlob {
         match start.checked_add(out.len()).and_then(|end| self.bytes().get(start..end)) {
             Some(bytes) => {
                 out.copy_from_slice(bytes);
-                // whoever reads has a copy now: the pages of the map needn't count as this process's memory, too
+                // the reader has a copy now, so that the pages needn't count as memory of this process
                 self.map.release(self.at + start..self.at + start + bytes.len());
                 Ok(())
             }

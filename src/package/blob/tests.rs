@@ -1,4 +1,4 @@
-//! The bytes of weight files, and what is made of damaged ones.
+//! Layout of weight files, and errors of damaged ones.
 
 use std::fs;
 use std::path::Path;
@@ -32,7 +32,7 @@ fn place(plan: &mut WeightPlan, constant: &Constant) -> u64 {
     plan.place(constant, "op `w`").unwrap().offset
 }
 
-/// Bytes that follow from their place; counts what is asked of it.
+/// Content computed from offsets that counts its reads.
 #[derive(Default)]
 struct Pattern {
     length: u64,
@@ -124,7 +124,7 @@ fn many_threads_write_what_one_does_in_bounded_memory() {
     let room = tempfile::tempdir().unwrap();
     let mut files = Vec::new();
     for threads in [1, 3] {
-        // rows of 1000 bytes, a large granule, an odd length, something empty between
+        // rows of 1000 bytes, a large granule, an odd length, and an empty content
         let contents = [pattern(40_000_000, 1000, 1), pattern(30_000_001, 10_000_000, 2), pattern(77, 1, 3)];
         let mut plan = WeightPlan::new();
         for one in &contents {
@@ -150,7 +150,7 @@ fn many_threads_write_what_one_does_in_bounded_memory() {
 }
 
 #[test]
-fn what_cannot_be_produced_is_named() {
+fn content_errors_name_the_constant() {
     let room = tempfile::tempdir().unwrap();
     for threads in [1, 2] {
         let mut plan = WeightPlan::new();
@@ -188,7 +188,7 @@ fn a_panic_of_a_content_does_not_hang() {
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(write)).is_err());
 }
 
-/// A file with one blob of each type, and where they are.
+/// Returns a file with one blob of each type, and where they are.
 fn sample(path: &Path) -> Vec<(u64, TensorType)> {
     let mut plan = WeightPlan::new();
     let placed = CODES

@@ -1,4 +1,4 @@
-//! Filling a planned weight file.
+//! Writer of planned weight files.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -13,12 +13,12 @@ use anec_base::Result;
 use anec_mil::Content;
 use anec_mil::constant::Data;
 
-/// How far writing has come.
+/// Progress of writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteProgress {
-    /// So many more bytes of contents are ready to be read.
+    /// Number of further bytes of contents that are ready to be read.
     Prepared(u64),
-    /// So many more bytes are written.
+    /// Number of further bytes written.
     Written(u64),
 }
 
@@ -37,15 +37,15 @@ impl Preparation {
         }
     }
 
-    /// Bytes of all contents.
+    /// Size of all contents in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.contents.iter().fold(0, |sum, (content, _)| sum.saturating_add(content.length()))
     }
 
-    /// Lets every content do what must precede reading. A content spreads that over the threads of the pool itself.
+    /// Prepares every content for reading. Contents parallelize this over the pool themselves.
     ///
     /// # Errors
-    /// The first content that can't be produced, with its constant's name.
+    /// Returns the first error of a content, with its constant's name.
     pub(crate) fn prepare(&self, progress: &(dyn Fn(WriteProgress) + Sync)) -> Result<()> {
         self.contents.iter().try_for_each(|(content, owner)| {
             content.prepare().map_err(|cause| PackageError::Constant { owner: format!("op `{owner}`"), cause })?;
@@ -56,19 +56,18 @@ impl Preparation {
 }
 
 impl WeightPlan {
-    /// Writes the file and gives the BLAKE3 of it. Data is produced by the threads of
-    /// rayon's pool.
+    /// Writes the file and returns its BLAKE3. Data is produced by the threads of rayon's pool.
     ///
     /// # Errors
-    /// When the system refuses (a full disk is found before the first constant where the system can reserve room), or
-    /// a content can't be produced.
+    /// Returns an error if the file can't be written or a content can't be produced. A full disk is detected before the
+    /// first constant if the system can reserve space.
     pub fn write(&self, path: &Path, progress: &(dyn Fn(WriteProgress) + Sync)) -> Result<blake3::Hash> {
         let refused = |action, source| PackageError::write(path, action, source);
         let file = File::options().read(true).write(true).create_new(true).open(path);
         let file = file.map_err(|e| refused("create the weight file", e))?;
         let count = u32::try_from(self.blobs.len())
             .map_err(|_| PackageError::Program { problem: format!("{} blobs in a weight file", self.blobs.len()) })?;
-        // the header, then of each blob its record and its data
+        // the header, then the record and data of each blob
         let mut parts = vec![FilePart::Bytes(header(count).to_vec().into())];
         let mut end = ALIGNMENT;
         for Planned { record, data, .. } in &self.blobs {

@@ -10,8 +10,8 @@ pub const NON_LINEAR: [f32; 16] =
 /// Twice the values of the 4-bit float e2m1; scales are halved in turn.
 const E2M1_DOUBLED: [f32; 16] = [0., 1., 2., 3., 4., 6., 8., 12., 0., -1., -2., -3., -4., -6., -8., -12.];
 
-/// The low nibbles of bytes, then the high ones. Loops borrow what this gives: an iterator that owns an array is dropped by a
-/// call for each block, around which no register keeps its vector.
+/// Returns the low nibbles of bytes, then the high ones. Loops borrow what this gives: an iterator that owns an array
+/// is dropped by a call for each block, around which no register keeps its vector.
 #[inline(always)]
 fn nibbles(bytes: &[u8; 16]) -> [u8; 32] {
     let mut q = [0; 32];
@@ -40,7 +40,7 @@ pub fn q4_1(block: &[u8; 20], values: &mut [f32; 32]) {
     }
 }
 
-/// The integers of [`q5_0`] and [`q5_1`]: nibbles as in [`q4_0`], fifth bits in one 32-bit number.
+/// Returns the integers of [`q5_0`] and [`q5_1`]: nibbles as in [`q4_0`], fifth bits in one 32-bit number.
 #[inline(always)]
 fn five_bits(high_bits: &[u8; 4], nibbles: &[u8; 16]) -> [i32; 32] {
     let high_bits = u32::from_le_bytes(*high_bits);

@@ -46,13 +46,13 @@ fn signed<const GROUP: usize>(group: &[i8; GROUP], signs: u32, scale: f32, value
     }
 }
 
-/// The 32-bit number at index `i` of an array of them that begins at `at`.
+/// Returns the 32-bit number at index `i` of an array of them that begins at `at`.
 #[inline(always)]
 fn u32_at(block: &[u8], at: usize, i: usize) -> u32 {
     u32::from_le_bytes(*field(block, at + 4 * i))
 }
 
-/// The 16-bit number at index `i` of an array of them that begins at `at`.
+/// Returns the 16-bit number at index `i` of an array of them that begins at `at`.
 #[inline(always)]
 fn u16_at(block: &[u8], at: usize, i: usize) -> u16 {
     u16::from_le_bytes(*field(block, at + 2 * i))

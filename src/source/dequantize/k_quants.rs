@@ -3,7 +3,8 @@
 //!
 //! Two and three low bits of elements are stored 32 bytes for 128 elements: pair `s` of bits of byte `i` belongs to
 //! element `32 s + i`. Nibbles of Q4_K and Q5_K are stored 32 bytes for 64 elements in the same way. Elements that
-//! share bytes are a loop of their own, short enough to be unrolled: by how much it shifts is then known to the compiler.
+//! share bytes are a loop of their own, short enough to be unrolled: by how much it shifts is then known to the
+//! compiler.
 
 use super::blocks::{NON_LINEAR, looked_up};
 use super::{field, half_at};
@@ -63,9 +64,9 @@ fn words(packed: &[u8; 12]) -> [u32; 3] {
     [0, 4, 8].map(|at| u32::from_le_bytes(*field(packed, at)))
 }
 
-/// The scales and minima of the 8 sub-blocks of Q4_K and Q5_K: half-precision ones of the whole, times 6-bit ones. Of these,
-/// bytes 0..4 and 4..8 hold six bits for the first four sub-blocks and in their top two bits the top bits for the others,
-/// whose lower nibbles are in bytes 8..12.
+/// Returns the scales and minima of the 8 sub-blocks of Q4_K and Q5_K: half-precision ones of the whole, times 6-bit
+/// ones. Of these, bytes 0..4 and 4..8 hold six bits for the first four sub-blocks and in their top two bits the top
+/// bits for the others, whose lower nibbles are in bytes 8..12.
 #[inline(always)]
 fn scales_and_minima(block: &[u8]) -> ([f32; 8], [f32; 8]) {
     const SIX_BITS: u32 = 0x3f3f_3f3f;

@@ -34,7 +34,7 @@ fn fixtures() -> Vec<Fixture> {
     paths.into_iter().map(read).collect()
 }
 
-/// The type of a name, which must have the number.
+/// Returns the type of a name, which must have the number.
 fn dtype(name: &str, number: u32) -> SourceDtype {
     let dtype = SourceDtype::all().find(|dtype| dtype.name() == name).unwrap();
     assert_eq!(dtype.ggml_number(), Some(number), "{name}");

@@ -1,4 +1,4 @@
-//! Reads little-endian numbers and strings from bytes, and says what is missing when they end.
+//! Reader of little-endian numbers and strings with errors that name the missing part.
 
 use std::fmt::Arguments;
 use std::path::Path;
@@ -21,7 +21,7 @@ impl<'a> Cursor<'a> {
         self.path
     }
 
-    /// Bytes read so far.
+    /// Number of bytes read so far.
     pub fn position(&self) -> usize {
         self.position
     }
@@ -59,7 +59,7 @@ impl<'a> Cursor<'a> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// A length and so many bytes of UTF-8.
+    /// Reads a length and that many bytes of UTF-8.
     pub fn string(&mut self, what: Arguments) -> Result<&'a str> {
         let length = self.u64(what)?;
         let position = self.position;
@@ -68,7 +68,7 @@ impl<'a> Cursor<'a> {
             .map_err(|error| self.damaged(format!("{what} at byte {position} isn't UTF-8: {error}")))
     }
 
-    /// A length and so many bytes, if they are there.
+    /// Reads a length and that many bytes; `None` if they are missing.
     pub fn sized(&mut self) -> Option<&'a [u8]> {
         let (length, rest) = self.bytes[self.position..].split_first_chunk()?;
         let bytes = rest.get(..usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
@@ -76,7 +76,7 @@ impl<'a> Cursor<'a> {
         Some(bytes)
     }
 
-    /// Checks that `count` things of at least `smallest` bytes each can follow.
+    /// Checks that `count` items of at least `smallest` bytes can follow.
     pub fn check_count(&self, count: u64, smallest: u64, what: Arguments) -> Result<()> {
         if count > self.left() as u64 / smallest {
             let problem = format!(

@@ -1,4 +1,4 @@
-//! The metadata of a file: typed access to its keys, and their reading.
+//! Metadata of a file: parser, and typed access by key.
 
 use std::path::{Path, PathBuf};
 
@@ -9,23 +9,23 @@ use super::cursor::Cursor;
 use super::value::{GgufArray, GgufValue};
 use crate::error::{Result, SourceError};
 
-/// The metadata of a file: keys and values, in its order.
+/// Metadata of a file: keys and values in the file's order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GgufMetadata {
     path: PathBuf,
     values: IndexMap<String, GgufValue>,
 }
 
-/// Nothing nests deeper; a file that does wants to overflow the stack.
+/// Maximum depth of nested arrays, so that hostile files can't overflow the stack.
 const DEEPEST_ARRAY: u32 = 8;
 
 impl GgufMetadata {
-    /// Metadata of the file at `path`, which messages name.
+    /// Returns metadata of the file at `path`, which messages name.
     pub fn new(path: &Path, values: IndexMap<String, GgufValue>) -> Self {
         GgufMetadata { path: path.to_owned(), values }
     }
 
-    /// The file that it was read from.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -35,12 +35,13 @@ impl GgufMetadata {
         self.values.iter().map(|(key, value)| (key.as_str(), value))
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     pub fn get(&self, key: &str) -> Option<&GgufValue> {
         self.values.get(key)
     }
 
-    /// The value of a key as `convert` reads it; an error if the key is there but `convert` gives nothing.
+    /// Returns the value of a key as converted by `convert`, or an error if the key exists and `convert` returns
+    /// `None`.
     fn typed<'a, T>(
         &'a self,
         key: &str,
@@ -56,10 +57,10 @@ impl GgufMetadata {
             .transpose()
     }
 
-    /// A string, if the key is there.
+    /// Returns a string, if the key is there.
     ///
     /// # Errors
-    /// When the value is something else.
+    /// Returns an error if the value is something else.
     pub fn str(&self, key: &str) -> Result<Option<&str>> {
         self.typed(key, "a string", |value| match value {
             GgufValue::String(text) => Some(text.as_str()),
@@ -67,10 +68,10 @@ impl GgufMetadata {
         })
     }
 
-    /// A boolean, if the key is there.
+    /// Returns a boolean, if the key is there.
     ///
     /// # Errors
-    /// When the value is something else.
+    /// Returns an error if the value is something else.
     pub fn bool(&self, key: &str) -> Result<Option<bool>> {
         self.typed(key, "a boolean", |value| match value {
             GgufValue::Bool(value) => Some(*value),
@@ -78,18 +79,18 @@ impl GgufMetadata {
         })
     }
 
-    /// A number that isn't negative, of any integer type, if the key is there.
+    /// Returns a number that isn't negative, of any integer type, if the key is there.
     ///
     /// # Errors
-    /// When the value is something else.
+    /// Returns an error if the value is something else.
     pub fn u64(&self, key: &str) -> Result<Option<u64>> {
         self.typed(key, "an integer that isn't negative", |value| u64::try_from(value.integer()?).ok())
     }
 
-    /// A floating-point number of either type, if the key is there.
+    /// Returns a floating-point number of either type, if the key is there.
     ///
     /// # Errors
-    /// When the value is something else.
+    /// Returns an error if the value is something else.
     pub fn f64(&self, key: &str) -> Result<Option<f64>> {
         self.typed(key, "a floating-point number", |value| match *value {
             GgufValue::F32(value) => Some(value.into()),
@@ -101,7 +102,7 @@ impl GgufMetadata {
     /// Strings, if the key is there.
     ///
     /// # Errors
-    /// When the value is something else.
+    /// Returns an error if the value is something else.
     pub fn strings(&self, key: &str) -> Result<Option<&Strings>> {
         self.typed(key, "an array of strings", |value| match value {
             GgufValue::Array(GgufArray::String(values)) => Some(values),
@@ -112,7 +113,7 @@ impl GgufMetadata {
     /// Single-precision numbers, if the key is there.
     ///
     /// # Errors
-    /// When the value is something else.
+    /// Returns an error if the value is something else.
     pub fn f32s(&self, key: &str) -> Result<Option<&[f32]>> {
         self.typed(key, "an array of f32", |value| match value {
             GgufValue::Array(GgufArray::F32(values)) => Some(values.as_slice()),
@@ -123,7 +124,7 @@ impl GgufMetadata {
     /// Integers of any type (booleans count as 0 and 1), if the key is there. A single integer is an array of one.
     ///
     /// # Errors
-    /// When the value is something else.
+    /// Returns an error if the value is something else.
     pub fn i64s(&self, key: &str) -> Result<Option<Vec<i64>>> {
         self.typed(key, "an array of integers", |value| match value {
             GgufValue::Array(array) => array.integers(),
@@ -212,8 +213,8 @@ fn parse_array(cursor: &mut Cursor, key: &str, depth: u32) -> Result<GgufArray> 
     })
 }
 
-/// Strings, if nothing is wrong with any of them. To look at all at once takes less time than to look at each of hundreds of
-/// thousands, most of which are of a few bytes.
+/// Reads strings all at once, which is faster than one at a time for hundreds of thousands of short ones. `None` if one
+/// is invalid.
 fn together(cursor: &mut Cursor, count: u64) -> Option<Strings> {
     let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(count as usize));
     for _ in 0..count {
@@ -223,7 +224,7 @@ fn together(cursor: &mut Cursor, count: u64) -> Option<Strings> {
     Strings::divided(bytes, ends)
 }
 
-/// Strings, or what is wrong with the first that isn't one.
+/// Reads strings one by one, for an error that names the first invalid one.
 fn one_by_one(cursor: &mut Cursor, key: &str, count: u64) -> Result<Strings> {
     (0..count).map(|index| cursor.string(format_args!("string {index} of {count} of key `{key}`"))).collect()
 }

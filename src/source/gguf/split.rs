@@ -13,7 +13,7 @@ pub const COUNT_KEY: &str = "split.count";
 /// Key of the number of tensors in all files.
 pub const TENSORS_KEY: &str = "split.tensors.count";
 
-/// The place in a split model that a file's name claims: what comes before, its number from 1, and how many there are.
+/// Parses the part number in a file's name: returns the text before it, the number from 1, and the number of parts.
 pub fn name_parts(path: &Path) -> Option<(&str, u64, u64)> {
     let stem = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
     let (rest, count) = stem.rsplit_once("-of-")?;
@@ -25,10 +25,11 @@ pub fn name_parts(path: &Path) -> Option<(&str, u64, u64)> {
     Some((prefix, parse(number)?, parse(count)?))
 }
 
-/// Paths of all files of the model of which `path` is one, in order; only `path` if its name has no numbers.
+/// Returns the paths of all files of the model that `path` is a part of, in order; only `path` if its name has no
+/// number.
 ///
 /// # Errors
-/// When the numbers of the name can't be, or a file is missing.
+/// Returns an error if the numbers are invalid or a file is missing.
 pub fn paths(path: &Path) -> Result<Vec<PathBuf>> {
     let Some((prefix, number, count)) = name_parts(path) else { return Ok(vec![path.to_owned()]) };
     if number == 0 || number > count {
@@ -47,16 +48,16 @@ pub fn paths(path: &Path) -> Result<Vec<PathBuf>> {
     Err(SourceError::file(path, problem).advise(advice))
 }
 
-/// Checks that the headers of the files of a model, in order, belong together.
+/// Checks that the headers of a model's files, in order, belong together.
 ///
 /// # Errors
-/// When a file says it is another part, or counts differ, or a tensor is in two files.
+/// Returns an error if a file claims to be another part, counts differ, or a tensor is in two files.
 pub fn check(headers: &[&Header]) -> Result<()> {
     let files = headers.len() as u64;
     let mut owners: HashMap<&str, &Path> = HashMap::new();
     for (index, header) in headers.iter().enumerate() {
         let metadata = &header.metadata;
-        // A file that isn't split needs to say nothing; what it says must be true nevertheless.
+        // a single file may omit these keys, but if present they must be right
         let default = (files == 1).then_some([1, 0]);
         expect(metadata, COUNT_KEY, files, default.map(|[count, _]| count))?;
         expect(metadata, INDEX_KEY, index as u64, default.map(|[_, index]| index))?;

@@ -1,10 +1,10 @@
-//! Many strings in one piece of memory.
+//! List of strings in one allocation.
 
 use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-/// Strings, one after another: a vocabulary and its merges are hundreds of thousands, which would take as many allocations.
+/// Strings in one allocation, because a vocabulary and its merges are hundreds of thousands.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Strings {
     text: String,
@@ -12,10 +12,10 @@ pub struct Strings {
 }
 
 impl Strings {
-    /// Bytes that are divided at these ends, if every part is UTF-8.
+    /// Divides bytes at the given ends; `None` if a part isn't UTF-8.
     pub(super) fn divided(bytes: Vec<u8>, ends: Vec<usize>) -> Option<Self> {
         let text = String::from_utf8(bytes).ok()?;
-        // what is UTF-8 as a whole is so in parts that begin where characters do
+        // UTF-8 text divided at character boundaries is UTF-8 in every part
         ends.iter().all(|end| text.is_char_boundary(*end)).then_some(Strings { text, ends })
     }
 
@@ -25,24 +25,24 @@ impl Strings {
         self.ends.push(self.text.len());
     }
 
-    /// How many there are.
+    /// Number of strings.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there are none.
+    /// Whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// The string at a place.
+    /// Returns the string at an index.
     pub fn get(&self, index: usize) -> Option<&str> {
         let end = *self.ends.get(index)?;
         let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
         Some(&self.text[start..end])
     }
 
-    /// All of them.
+    /// Returns all strings.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> + Clone {
         let mut start = 0;
         self.ends.iter().map(move |end| &self.text[std::mem::replace(&mut start, *end)..*end])

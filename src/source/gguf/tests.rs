@@ -1,4 +1,4 @@
-//! What is written is read again; what is damaged is refused, with the place named.
+//! Round trips of the writer and reader, and errors of damaged files.
 
 use indexmap::IndexMap;
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ use super::*;
 use crate::tests::mutated;
 use anec_base::Diagnostic;
 
-/// A file with a key of every type and tensors of several.
+/// Returns a file with a key of every type and tensors of several.
 fn small_model() -> Vec<u8> {
     let mut writer = Writer::new();
     writer
@@ -36,7 +36,7 @@ fn small_model() -> Vec<u8> {
     written(&writer)
 }
 
-/// The model with bytes that depend on nothing as its data.
+/// Returns the model with bytes that depend on nothing as its data.
 fn written(writer: &Writer) -> Vec<u8> {
     let lengths: Vec<u64> = writer.tensors().map(|(_, dtype, shape)| byte_length(dtype, shape).unwrap()).collect();
     let mut bytes = Vec::new();
@@ -50,21 +50,21 @@ fn read(bytes: &[u8]) -> Result<Header> {
     parse(Path::new("model.gguf"), bytes)
 }
 
-/// The message with which a file is refused.
+/// Returns the message of the error.
 fn refusal(bytes: &[u8]) -> String {
     let error = read(bytes).unwrap_err();
     assert_eq!(error.fault().exit_code(), 4);
     error.to_string()
 }
 
-/// A copy with other bytes at a place.
+/// Returns a copy with other bytes at a place.
 fn patched(bytes: &[u8], at: usize, with: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes[at..at + with.len()].copy_from_slice(with);
     bytes
 }
 
-/// Where `text` stands in the file.
+/// Returns the offset of `text` in the file.
 fn find(bytes: &[u8], text: &str) -> usize {
     bytes.windows(text.len()).position(|window| window == text.as_bytes()).unwrap()
 }
@@ -170,7 +170,7 @@ fn absurd_counts_and_lengths_are_refused_before_anything_is_allocated() {
 }
 
 #[test]
-fn what_a_tensor_says_of_itself_must_hold() {
+fn contradictory_tensors_are_refused() {
     let bytes = small_model();
     let norm = find(&bytes, "norm.weight") + 11;
     let (dimensions, length, number, offset) = (norm, norm + 4, norm + 12, norm + 16);
@@ -253,7 +253,7 @@ fn arrays_that_nest_to_overflow_the_stack_are_refused() {
 }
 
 #[test]
-fn the_space_between_tensors_tells_which_type_of_a_shared_number_is_meant() {
+fn the_space_between_tensors_decides_between_types_of_one_number() {
     for (dtype, number) in
         [(SourceDtype::Q1_0, 41u32), (SourceDtype::SEQ_2BIT, 41), (SourceDtype::NVFP4, 40), (SourceDtype::SEQ_2BIT, 40)]
     {
@@ -261,7 +261,7 @@ fn the_space_between_tensors_tells_which_type_of_a_shared_number_is_meant() {
         writer.tensor("aaaa", dtype, &[4, 512]).tensor("b", SourceDtype::F32, &[8]).tensor("cccc", dtype, &[2, 1024]);
         let mut bytes = written(&writer);
         for name in ["aaaa", "cccc"] {
-            // behind the name, the number of dimensions and two of them
+            // after the name, the number of dimensions and two dimensions
             let at = find(&bytes, name) + 4 + 4 + 16;
             assert_eq!(bytes[at..at + 4], dtype.ggml_number().unwrap().to_le_bytes());
             bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
@@ -275,7 +275,7 @@ fn the_space_between_tensors_tells_which_type_of_a_shared_number_is_meant() {
     }
 }
 
-/// Mutations of a good file are refused or read, but nothing panics and whatever is read lies in the file.
+/// Mutations of a good file are read or refused without panics, and all data lies in the file.
 #[test]
 fn mutated_files_never_panic() {
     let good = small_model();

@@ -1,4 +1,4 @@
-//! Values of the types that GGUF has.
+//! Metadata values of GGUF.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::Strings;
 
-/// A value. The names of the types are GGUF's.
+/// Metadata value. Variants have GGUF's names.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 #[allow(missing_docs, reason = "the names say it")]
@@ -26,7 +26,7 @@ pub enum GgufValue {
     F64(f64),
 }
 
-/// An array of values of one type.
+/// Array of values of one type.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 #[allow(missing_docs, reason = "the names say it")]
@@ -144,7 +144,7 @@ impl GgufArray {
     }
 }
 
-/// Short enough for a line: of an array, its length and type.
+/// Formats the value for one line: arrays as length and type.
 impl fmt::Display for GgufValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const TYPES: [&str; 13] =

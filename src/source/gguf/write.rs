@@ -7,7 +7,7 @@ use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC};
 use crate::dtype::SourceDtype;
 use half::f16;
 
-/// A model to write: metadata and the tensors' names, types and shapes. Their data is asked for when it is written.
+/// Model to write: metadata, and names, types and shapes of tensors. Their data is requested while writing.
 #[derive(Clone, Debug, Default)]
 pub struct Writer {
     metadata: Vec<(String, GgufValue)>,
@@ -22,7 +22,7 @@ struct Declared {
 }
 
 impl Writer {
-    /// A model without anything.
+    /// Returns an empty model.
     pub fn new() -> Self {
         Self::default()
     }
@@ -39,7 +39,7 @@ impl Writer {
         self
     }
 
-    /// Names, types and shapes of the tensors, in the order in which they were added.
+    /// Returns names, types and shapes of the tensors in the order of insertion.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = (&str, SourceDtype, &[u64])> {
         self.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.dtype, tensor.shape.as_slice()))
     }
@@ -56,8 +56,8 @@ impl Writer {
     /// must write as many bytes as its type and shape take.
     ///
     /// # Errors
-    /// When `out` or `data` fails, a shape isn't whole blocks, a type isn't one of GGUF, or `data` writes more or fewer
-    /// bytes.
+    /// Returns an error if `out` or `data` fails, a shape isn't whole blocks, a type isn't one of GGUF, or `data`
+    /// writes more or fewer bytes.
     pub fn write<W: Write>(
         &self,
         out: W,
@@ -106,7 +106,7 @@ fn wrong(tensor: &Declared, problem: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, format!("tensor `{}`: {problem}", tensor.name))
 }
 
-/// Counts what is written.
+/// Writer that counts bytes.
 struct Counted<W> {
     out: W,
     position: u64,

@@ -1,4 +1,4 @@
-//! Downloads of what a source needs, into the cache that all Hugging Face tools share.
+//! Downloads into the cache that all Hugging Face tools share.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::error::{Result, SourceError};
 use crate::file::read_json;
 use crate::safetensors;
 
-/// A cache, and the hub behind it unless it is not to be asked.
+/// Cache, and the hub unless offline.
 pub struct Client {
     name: String,
     cache: HubCache,
@@ -19,7 +19,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// The cache and hub that the environment names: `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`.
+    /// Returns the cache and hub of the environment: `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`.
     pub fn from_env(name: &str) -> Self {
         Self::new(name, HubCache::from_env(), (!Hub::offline()).then(Hub::from_env))
     }
@@ -28,14 +28,14 @@ impl Client {
         Client { name: name.to_owned(), cache, hub }
     }
 
-    /// Brings what is needed into the cache; gives the path to open.
+    /// Downloads the needed files into the cache and returns the path to open.
     pub fn download(&self, location: &Location, progress: &Progress) -> Result<PathBuf> {
         let Some(hub) = &self.hub else {
             return self.cached(location).map_err(|problem| self.wrong(format!("offline, and {problem}"), false));
         };
         let repository = match hub.repository(&location.repository, &location.revision) {
             Ok(repository) => repository,
-            // an answer is an answer; only silence makes the cache the best that can be had
+            // use the cache only if the hub did not respond
             Err(error) => return self.cached(location).ok().filter(|_| error.is_silence()).ok_or(self.failed(error)),
         };
         let available: Vec<String> = repository.files.iter().map(|file| file.path.clone()).collect();
@@ -69,7 +69,7 @@ impl Client {
         Ok(())
     }
 
-    /// The commit that a location means.
+    /// Returns the commit of a location.
     pub fn commit(&self, location: &Location) -> Result<String> {
         let known = || self.cache.commit(&location.repository, &location.revision);
         match self.hub.as_ref().map(|hub| hub.repository(&location.repository, &location.revision)) {
@@ -80,7 +80,7 @@ impl Client {
         }
     }
 
-    /// The path to open if the cache has all of the model; else what it lacks.
+    /// Returns the path to open if the cache holds the whole model, else the missing part.
     pub fn cached(&self, location: &Location) -> Result<PathBuf, String> {
         let commit = self.cache.commit(&location.repository, &location.revision);
         let folder = self.cache.snapshot(&location.repository, &commit);
@@ -110,7 +110,7 @@ impl Client {
     }
 }
 
-/// The shards that an index names.
+/// Returns the shards that an index names.
 fn shards(index: &Path) -> Result<Vec<String>> {
     let json = read_json(index)?;
     Ok(safetensors::parse_index(index, &json)?.into_keys().collect())
@@ -123,7 +123,7 @@ fn opened(folder: PathBuf, file: Option<String>) -> PathBuf {
     }
 }
 
-/// Paths of files below `folder`, relative to `root`.
+/// Returns the paths of files below `folder`, relative to `root`.
 fn files_below(folder: &Path, root: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let mut files = Vec::new();

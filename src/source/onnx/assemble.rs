@@ -1,4 +1,4 @@
-//! The parts of a decoder put together: weights under the names of transformers, and what holds for all layers.
+//! Assembly of a decoder: weights under the names of transformers, and properties that all layers share.
 
 use super::decoder::{OnnxDecoder, OnnxLayer, OnnxNormPlacement};
 use super::follow::{Branch, Mlp, OnnxBlock, Weights};
@@ -9,19 +9,19 @@ use crate::dtype::SourceDtype;
 use crate::error::{Result, SourceError};
 use crate::weight::SourceWeight;
 
-/// A decoder while its layers are put together.
+/// Decoder under assembly.
 struct Assembly<'a> {
     network: &'a Network,
     decoder: OnnxDecoder,
     weights: Weights,
-    /// Of all norms.
+    /// Epsilons of all norms.
     epsilons: Vec<f64>,
-    /// The tables of cosines and sines that the decoder's rotations were read from.
+    /// Names of the cosine and sine tables in use.
     tables: Vec<[&'a str; 2]>,
 }
 
 impl Network {
-    /// Puts together what was found.
+    /// Assembles a decoder from its parts.
     pub fn assemble<'a>(
         &'a self,
         head: Projection<'a>,
@@ -139,7 +139,7 @@ impl<'a> Assembly<'a> {
         }
     }
 
-    /// The index of the rotation with these tables, which is read where it is new.
+    /// Returns the index of the rotation with these tables, reading it at first use.
     fn rope(&mut self, names: [&'a str; 2]) -> Result<usize> {
         if let Some(known) = self.tables.iter().position(|known| *known == names) {
             return Ok(known);
@@ -151,7 +151,7 @@ impl<'a> Assembly<'a> {
 
     fn check_epsilons(&self) -> Result<()> {
         let epsilon = self.decoder.epsilon;
-        // single precision is what graphs hold: the same number may come by different ways
+        // graphs hold single precision, so that one number may differ in its last digits
         match self.epsilons.iter().find(|other| (**other / epsilon - 1.0).abs() > 1e-6) {
             Some(other) => {
                 let problem = format!(
@@ -164,7 +164,7 @@ impl<'a> Assembly<'a> {
     }
 }
 
-/// Layers may leave out biases that are all zero: if one layer has some, all get them.
+/// Adds zero biases to layers without them if other layers have some; exporters omit biases that are all zero.
 fn add_missing_biases(decoder: &OnnxDecoder, weights: &mut Weights) -> Result<()> {
     const PARTS: [(&str, &[&str]); 3] = [
         ("qkv", &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),

@@ -1,4 +1,4 @@
-//! Attention, as graphs write it: ONNX Runtime's `GroupQueryAttention`.
+//! Attention as graphs express it: ONNX Runtime's `GroupQueryAttention`.
 
 use super::decoder::OnnxQkNorm;
 use super::model::Node;
@@ -8,17 +8,17 @@ use super::projection::Projection;
 use super::stream::{RopeUse, Stream};
 use crate::error::Result;
 
-/// Steps from a value of attention to its projection.
+/// Maximum number of steps from attention back to a projection.
 const LONGEST: usize = 8;
 
 const NO_PROJECTION: &str = "what it attends to doesn't come from constant matrices";
 
-/// The weight of a norm and its epsilon.
+/// Weight and epsilon of a norm.
 type HeadNorm = (Constant, f64);
-/// The norms of queries and keys: their place, weights and epsilon.
+/// Query and key norms: placement, weights and epsilon.
 type QkNorm = (OnnxQkNorm, [Constant; 2], f64);
 
-/// An attention node, with the projections before it.
+/// Attention node with the projections before it.
 #[derive(Clone, Debug)]
 pub(super) struct Attention<'a> {
     /// Query, key and value projections.
@@ -29,17 +29,17 @@ pub(super) struct Attention<'a> {
     pub key_value_heads: u64,
     /// Width of a head.
     pub head_dim: u64,
-    /// Multiplied to the scores.
+    /// Factor of the scores.
     pub scale: f64,
-    /// Tokens that it sees, if not all.
+    /// Window in tokens; `None` for all tokens.
     pub window: Option<u64>,
-    /// The rotary tables, if it rotates: names of cosines and sines.
+    /// Names of the cosine and sine tables; `None` without rotation.
     pub rope: Option<[&'a str; 2]>,
-    /// The norms of queries and keys.
+    /// Query and key norms.
     pub qk_norm: Option<QkNorm>,
 }
 
-/// What lies between attention and a projection.
+/// Norms and rotations between attention and a projection.
 struct Head<'a> {
     projection: Projection<'a>,
     rope: RopeUse<'a>,
@@ -48,10 +48,10 @@ struct Head<'a> {
 }
 
 impl Network {
-    /// An attention node.
+    /// Parses an attention node.
     ///
     /// # Errors
-    /// When it has something that isn't understood.
+    /// Returns an error if the node has unsupported properties.
     pub fn attention<'a>(&'a self, node: &'a Node) -> Result<Attention<'a>> {
         let refuse = |problem: String| self.refuse(node, problem);
         let count = |name: &str| {
@@ -109,10 +109,10 @@ impl Network {
         Ok(Attention { projections, heads, key_value_heads, head_dim, scale, window, rope, qk_norm })
     }
 
-    /// Checks that a node has nothing but what known families have.
+    /// Checks that a node has no unsupported properties.
     fn check_plain(&self, node: &Node) -> Result<()> {
         for (name, plain) in [("rotary_interleaved", 0), ("smooth_softmax", 0), ("causal", 1)] {
-            // -1 leaves it to the input that would tell
+            // -1 is the default
             if node.int(name).is_some_and(|found| found != plain && !(found == -1 && name == "smooth_softmax")) {
                 return Err(
                     self.refuse(node, format!("its attribute {name} is {:?}, expected {plain}", node.int(name)))
@@ -148,7 +148,7 @@ impl Network {
         Ok(())
     }
 
-    /// The heads of queries, keys and values, whose projection may be one.
+    /// Returns the paths of queries, keys and values, which may share a projection.
     fn heads<'a>(&'a self, node: &'a Node, heads: u64, key_value_heads: u64) -> Result<[Head<'a>; 3]> {
         let queries = self.head(node, node.input(0))?;
         if !node.input(1).is_empty() {
@@ -167,7 +167,7 @@ impl Network {
         Ok(projections.map(|projection| Head { projection, rope: None, norm: None, rotated_first: false }))
     }
 
-    /// The norms of queries and keys: those that the graph writes before the node, at `place`, or the node's own.
+    /// Returns the query and key norms: those before the node, at `place`, or the node's own.
     fn qk_norm(&self, node: &Node, place: OnnxQkNorm, before: [Option<HeadNorm>; 2]) -> Result<Option<QkNorm>> {
         let own = [node.input(14), node.input(15)];
         match before {
@@ -184,7 +184,7 @@ impl Network {
         }
     }
 
-    /// The way from attention back to a projection: norms and rotations.
+    /// Returns the path from attention back to a projection: norms and rotations.
     fn head<'a>(&'a self, attention: &Node, value: &'a str) -> Result<Head<'a>> {
         let (mut rope, mut norm, mut rotated_first) = (None, None, false);
         let mut value = value;
@@ -219,8 +219,7 @@ impl Network {
         Err(self.refuse(attention, NO_PROJECTION))
     }
 
-    /// Checks that a value that should count tokens or positions depends on inputs of the graph and small whole numbers
-    /// only.
+    /// Checks that a value that counts tokens or positions depends on inputs and small integers only.
     pub fn check_counts(&self, node: &Node, value: &str) -> Result<()> {
         const UNDERSTOOD: [&str; 14] = [
             "Cast",

@@ -1,4 +1,4 @@
-//! Matrices of codes, in blocks with a scale each.
+//! Quantized matrices with a scale per block.
 
 use super::model::Node;
 use super::network::{Constant, Network};
@@ -7,8 +7,8 @@ use crate::error::Result;
 use crate::weight::{SourceWeight, ZeroPoints};
 
 impl Network {
-    /// What `DequantizeLinear` gives: `(code - zero point) * scale` by blocks along an axis, by entries of an axis, or all
-    /// with one scale.
+    /// Returns the result of `DequantizeLinear`: `(code - zero point) * scale` per block along an axis, per entry of an
+    /// axis, or with a single scale.
     pub fn dequantized(&self, node: &Node, codes: Constant, steps: usize) -> Result<Constant> {
         let wrong = |problem: String| self.refuse(node, problem);
         let matrix = |of: &Constant| match *of.weight.shape() {
@@ -50,11 +50,12 @@ impl Network {
         Ok(Constant { weight, bytes, is_float: true, ..codes })
     }
 
-    /// The matrix `[rows, columns]` that codes of `bits` bits stand for, `block_size` of a row to a scale, as `MatMulNBits`
-    /// and `GatherBlockQuantized` have them: blocks are padded at the end of a row, and so are zero points, to whole bytes.
+    /// Returns the matrix `[rows, columns]` of codes of `bits` bits with a scale per `block_size` elements of a row, in
+    /// the layout of `MatMulNBits` and `GatherBlockQuantized`: rows are padded to whole blocks, and zero points to
+    /// whole bytes.
     ///
     /// # Errors
-    /// When the constants don't fit the numbers, or are stored in another way.
+    /// Returns an error if the constants don't fit the numbers, or are stored in another layout.
     pub fn blocks(&self, node: &Node, inputs: [&str; 3], rows: u64, columns: u64) -> Result<Constant> {
         let wrong = |problem: String| self.refuse(node, problem);
         let bits = node.int("bits").unwrap_or(4);
@@ -70,12 +71,12 @@ impl Network {
             size.ok_or_else(|| wrong(format!("its block_size is {block_size}, expected a power of two, at least 16")))?;
         let blocks = columns.div_ceil(size);
         let [codes, scales, zero_points] = inputs;
-        // the shape of the codes may be changed on the way, which doesn't change their order
+        // reshapes of the codes don't change their order
         let (name, stored) = self
             .stored(self.behind_reshapes(codes))
             .ok_or_else(|| wrong(format!("its codes, `{codes}`, aren't a stored constant")))?;
         let padded = blocks.checked_mul(size).ok_or_else(|| wrong(format!("{columns} columns are too many")))?;
-        // codes of a type of their own stand for zero by 0, those in bytes by the middle
+        // typed codes represent zero by 0, codes in bytes by the middle
         let (codes_of, middle) = match SourceDtype::from_onnx(stored.data_type) {
             Some(SourceDtype::U8) => (codes_of, (1u32 << (bits - 1)) as f32),
             Some(own @ (SourceDtype::U4 | SourceDtype::I4)) if bits == 4 => (own, 0.0),

@@ -1,8 +1,8 @@
-//! What a graph says of its decoder, beside the weights.
+//! Structure of a decoder, read from its graph.
 
 use super::rope::OnnxRope;
 
-/// Where query-key norms sit.
+/// Placement of query-key norms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnnxQkNorm {
     /// On each head, before the rotation.
@@ -13,7 +13,7 @@ pub enum OnnxQkNorm {
     WholeWidth,
 }
 
-/// Where the norms of a layer sit.
+/// Placement of a layer's norms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnnxNormPlacement {
     /// `x + f(norm(x))`
@@ -29,46 +29,46 @@ pub enum OnnxNormPlacement {
 pub enum OnnxActivation {
     /// `x / (1 + exp(-x))`
     Silu,
-    /// GELU by its approximation with tanh.
+    /// GELU approximated by tanh.
     GeluTanh,
-    /// GELU by the error function.
+    /// GELU with the error function.
     Gelu,
 }
 
-/// What a graph says about its decoder, beside the weights.
+/// Structure of a decoder, beside its weights.
 #[derive(Clone, Debug)]
 pub struct OnnxDecoder {
     /// Width of the hidden states.
     pub hidden_size: u64,
     /// Rows of the embedding.
     pub vocab_size: u64,
-    /// The LM head is the embedding.
+    /// Whether the LM head is the embedding.
     pub tied: bool,
     /// Epsilon of all norms.
     pub epsilon: f64,
-    /// Multiplied to the embeddings.
+    /// Factor of the embeddings.
     pub embedding_multiplier: f64,
-    /// Multiplied to what a block adds to the residual stream.
+    /// Factor of a block's contribution to the residual stream.
     pub residual_multiplier: f64,
-    /// Multiplied to the logits.
+    /// Factor of the logits.
     pub logits_multiplier: f64,
-    /// Place of the norms.
+    /// Placement of the norms.
     pub norms: OnnxNormPlacement,
-    /// Biases on query, key and value projections.
+    /// Whether query, key and value projections have biases.
     pub qkv_bias: bool,
-    /// Biases on attention's output projections.
+    /// Whether attention's output projections have biases.
     pub output_bias: bool,
-    /// Biases on the feed-forward projections.
+    /// Whether feed-forward projections have biases.
     pub mlp_bias: bool,
-    /// Bias of the LM head.
+    /// Whether the LM head has a bias.
     pub head_bias: bool,
-    /// The layers, which differ in these only.
+    /// Layers; they differ only in these properties.
     pub layers: Vec<OnnxLayer>,
-    /// The rotary tables that layers use. A table for long texts follows its own for short ones.
+    /// Rotary tables that layers use. The table for long texts follows that for short ones.
     pub ropes: Vec<Rope>,
 }
 
-/// What a graph says about a layer.
+/// Structure of a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OnnxLayer {
     /// Query heads.
@@ -77,25 +77,25 @@ pub struct OnnxLayer {
     pub key_value_heads: u64,
     /// Width of a head.
     pub head_dim: u64,
-    /// Multiplied to the scores.
+    /// Factor of the scores.
     pub scale: f64,
-    /// Tokens that it sees, if not all.
+    /// Window in tokens; `None` for all tokens.
     pub window: Option<u64>,
-    /// Which of the rotary embeddings it uses, if any.
+    /// Index of its rotary embedding, if it has one.
     pub rope: Option<usize>,
     /// Query-key norms.
     pub qk_norm: Option<OnnxQkNorm>,
     /// Width of the feed-forward network.
     pub intermediate_size: u64,
-    /// Activation of its gate.
+    /// Activation of the gate.
     pub activation: OnnxActivation,
 }
 
-/// A rotary embedding.
+/// Rotary embedding.
 #[derive(Clone, Debug)]
 pub struct Rope {
-    /// The table, of short texts where there is another.
+    /// Table; if there are two, the one for short texts.
     pub table: OnnxRope,
-    /// The table of texts longer than so many tokens.
+    /// Length in tokens above which another table applies, and that table.
     pub long: Option<(u64, OnnxRope)>,
 }

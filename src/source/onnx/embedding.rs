@@ -1,4 +1,4 @@
-//! Embeddings and rotary tables, as graphs look them up.
+//! Embeddings and rotary tables, as graphs express them.
 
 use super::decoder::Rope;
 use super::model::Node;
@@ -8,12 +8,12 @@ use crate::dtype::SourceDtype;
 use crate::error::Result;
 
 impl Network {
-    /// The embedding that a value was looked up in.
+    /// Returns the embedding that a value is looked up in.
     pub fn embedding(&self, value: &str, input_ids: &str) -> Result<Constant> {
         let Some((node, ..)) = self.producer(value).filter(|(node, ..)| node.is("Slice")) else {
             return self.looked_up(value, input_ids);
         };
-        // codes of a row are padded to whole blocks
+        // rows of codes are padded to whole blocks
         let embedding = self.looked_up(node.input(0), input_ids)?;
         let [start, end, axis] = [1, 2, 3].map(|index| self.integers(node.input(index)));
         let columns = embedding.weight.columns();
@@ -25,7 +25,7 @@ impl Network {
         Ok(Constant { weight: embedding.weight.columns_range(0..end.min(columns))?, ..embedding })
     }
 
-    /// The whole rows that a value was looked up in.
+    /// Returns the rows that a value is looked up in, with padding.
     fn looked_up(&self, value: &str, input_ids: &str) -> Result<Constant> {
         let Some((node, ..)) = self.producer(value) else {
             return Err(self.refuse_value(value, "it should be looked up in the embedding"));
@@ -64,14 +64,14 @@ impl Network {
         };
         let (name, stored) = self.stored(self.behind_reshapes(node.input(0))).ok_or_else(|| wrong("no codes"))?;
         let in_bytes = self.tensor(name, stored, None)?.dtype() == SourceDtype::U8;
-        // a row in bytes has several codes in each
+        // a byte of a row holds several codes
         let columns =
             if in_bytes { last.checked_mul(8 / bits).ok_or_else(|| wrong("its rows are too long"))? } else { last };
         self.blocks(node, [node.input(0), node.input(2), node.input(3)], rows, columns)
     }
 
-    /// The rotary embedding of two tables. Where the graph chooses between two pairs of tables by the length of the text,
-    /// both.
+    /// Returns the rotary embedding of two tables, or of two pairs of tables if the graph chooses by the length of the
+    /// text.
     pub fn rope(&self, names: [&str; 2]) -> Result<Rope> {
         let table = |network: &Network, [cos, sin]: [Option<Constant>; 2]| -> Result<OnnxRope> {
             let (Some(cos), Some(sin)) = (cos, sin) else {
@@ -96,7 +96,7 @@ impl Network {
         Ok(Rope { table: of("else_branch")?, long: Some((longer_than, of("then_branch")?)) })
     }
 
-    /// The length of text beyond which the first branch of an `If` is taken.
+    /// Returns the length of text above which the first branch of an `If` is taken.
     fn longer_than(&self, node: &Node) -> Result<u64> {
         let unknown = || self.refuse(node, "it doesn't compare the length of the text with a number");
         let (greater, ..) = self.producer(self.behind_casts(node.input(0))).ok_or_else(unknown)?;

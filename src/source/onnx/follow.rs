@@ -1,7 +1,7 @@
-//! A decoder, found by following its values from the logits back to the embedding.
+//! Search for a decoder's parts, from the logits back to the embedding.
 //!
-//! What a constant is for follows from where the graph uses it, not from its name, which differs from exporter to
-//! exporter. Every operation on the way must be understood, or the graph is refused: nothing of its maths gets lost.
+//! The purpose of a constant follows from its use in the graph, not from its name, which differs between exporters.
+//! Every operation on the way must be understood, or the graph is refused, so that none of its maths gets lost.
 
 use super::attention::Attention;
 use super::decoder::{OnnxActivation, OnnxDecoder, OnnxNormPlacement};
@@ -11,38 +11,38 @@ use super::projection::Projection;
 use super::stream::Stream;
 use crate::error::{Result, SourceError};
 
-/// Layers that are still followed.
+/// Maximum number of layers.
 const MOST_LAYERS: usize = 4096;
 
 /// Weights by their names in transformers.
 pub(super) type Weights = Vec<(String, Constant)>;
 
-/// What a block of a layer is.
+/// Kind of a layer's block.
 pub(super) enum OnnxBlock<'a> {
     Attention(Box<Attention<'a>>),
     Mlp(Box<Mlp<'a>>),
 }
 
-/// A gated feed-forward network, without the projection at its end.
+/// Gated feed-forward network, without its last projection.
 pub(super) struct Mlp<'a> {
     pub gate: Projection<'a>,
     pub up: Projection<'a>,
     pub activation: OnnxActivation,
 }
 
-/// What a block adds to the residual stream, from its end to its beginning.
+/// Branch that a block adds to the residual stream, from its end to its beginning.
 pub(super) struct Branch<'a> {
     pub multiplier: f64,
     pub after: Option<(Constant, f64)>,
     pub output: Projection<'a>,
     pub block: OnnxBlock<'a>,
     pub before: Option<(Constant, f64)>,
-    /// The residual stream that it begins with, which it is added to.
+    /// Residual stream at the branch's input.
     pub from: Stream<'a>,
 }
 
 impl<'a> Branch<'a> {
-    /// Where its norms are; nothing if it has none.
+    /// Returns the placement of the norms; `None` without norms.
     pub fn placement(&self) -> Option<OnnxNormPlacement> {
         match (&self.before, &self.after) {
             (Some(_), None) => Some(OnnxNormPlacement::Pre),
@@ -54,7 +54,7 @@ impl<'a> Branch<'a> {
 }
 
 impl Network {
-    /// The residual stream that a value is.
+    /// Returns the residual stream at a value.
     pub fn stream<'a>(&'a self, value: &'a str) -> Stream<'a> {
         let value = self.behind_casts(value);
         match self.producer(value) {
@@ -63,7 +63,7 @@ impl Network {
         }
     }
 
-    /// The two values whose sum the residual stream is; nothing before the first layer.
+    /// Returns the summands of the residual stream; `None` before the first layer.
     fn summands<'a>(&'a self, stream: Stream<'a>) -> Result<Option<[&'a str; 2]>> {
         let node = match stream {
             Stream::Sum(index) => &self.graph().nodes[index],
@@ -81,7 +81,7 @@ impl Network {
         Ok(Some(summands))
     }
 
-    /// An error about the residual stream.
+    /// Returns an error about the residual stream.
     pub fn refuse_stream(&self, stream: Stream<'_>, problem: &str) -> SourceError {
         match stream {
             Stream::Sum(index) => self.refuse(&self.graph().nodes[index], problem),
@@ -92,7 +92,7 @@ impl Network {
     /// Follows the graph from its logits.
     ///
     /// # Errors
-    /// When something on the way isn't understood: the error names the operation.
+    /// Returns an error that names the operation if something on the way isn't understood.
     pub fn decoder(&self, logits: &str, input_ids: &str) -> Result<(OnnxDecoder, Weights)> {
         if !self.graph().outputs.iter().any(|output| output == logits) {
             let problem = format!("the graph has no output `{logits}`; it has {}", self.graph().outputs.join(", "));
@@ -107,7 +107,7 @@ impl Network {
         let Some(final_norm) = self.norm(self.behind_last_token(head.input)?)? else {
             return Err(self.refuse_value(head.input, "before the LM head should be a norm"));
         };
-        // what is no sum yet was multiplied for the norm
+        // before the first sum, the stream was scaled for the norm
         let final_norm = match self.summands(final_norm.input)? {
             Some(_) => final_norm,
             None => self.unscaled(final_norm)?,
@@ -130,7 +130,7 @@ impl Network {
         self.assemble(head, final_norm, branches, embedding, [embedding_multiplier, logits_multiplier])
     }
 
-    /// The value behind the choice of the last token, which makes other logits fewer but not different.
+    /// Returns the value before the selection of the last token, which doesn't change the logits.
     fn behind_last_token<'a>(&'a self, value: &'a str) -> Result<&'a str> {
         let value = self.behind_casts(value);
         let Some((node, ..)) = self.producer(value).filter(|(node, ..)| node.is("Unsqueeze")) else { return Ok(value) };
@@ -145,7 +145,7 @@ impl Network {
         }
     }
 
-    /// What is added to the residual stream: the one of two summands that is a projection at its end.
+    /// Returns the branch that is added to the residual stream: the summand that ends in a projection.
     fn branch<'a>(&'a self, stream: Stream<'a>, summands: [&'a str; 2]) -> Result<Branch<'a>> {
         let mut found = None;
         for (index, value) in summands.into_iter().enumerate() {
@@ -195,7 +195,7 @@ impl Network {
         let residual = self.stream(residual);
         let (before, from) = match self.norm(input)? {
             Some(norm) => {
-                // the stream itself may be a product, of the embedding
+                // the stream itself may be a product: the scaled embedding
                 let norm = if norm.input == residual { norm } else { self.unscaled(norm)? };
                 (Some((norm.weight, norm.epsilon)), norm.input)
             }
@@ -207,7 +207,7 @@ impl Network {
         Ok(Branch { multiplier, after, output, block, before, from })
     }
 
-    /// The projections of a gated feed-forward network, from its product on.
+    /// Returns the projections of a gated feed-forward network, given its product.
     fn gated<'a>(&'a self, node: &'a Node) -> Result<(Projection<'a>, Projection<'a>, OnnxActivation)> {
         for (gate, up) in [(0, 1), (1, 0)] {
             let Some((gate, activation)) = self.activated(node.input(gate))? else { continue };
@@ -219,7 +219,7 @@ impl Network {
         Err(self.refuse(node, "it isn't the product of an activated gate and another projection"))
     }
 
-    /// The value that an activation takes.
+    /// Returns the input and kind of an activation.
     fn activated<'a>(&'a self, value: &'a str) -> Result<Option<(&'a str, OnnxActivation)>> {
         let Some((node, ..)) = self.producer(self.behind_casts(value)) else { return Ok(None) };
         let input = node.input(0);
@@ -239,7 +239,7 @@ impl Network {
             "Swish" if node.domain.is_empty() && node.float("alpha").unwrap_or(1.0) == 1.0 => {
                 Some((input, OnnxActivation::Silu))
             }
-            // its factor is 1.702 unless it is given
+            // the default factor is 1.702
             "QuickGelu" if ours && node.float("alpha") == Some(1.0) => Some((input, OnnxActivation::Silu)),
             "Gelu" if ours => Some((input, OnnxActivation::Gelu)),
             "Gelu" if node.domain.is_empty() => match node.text("approximate").unwrap_or("none") {

@@ -1,4 +1,4 @@
-//! The messages of an ONNX file that say what a graph computes (onnx.proto3, IR version 3 and later).
+//! Messages of an ONNX file that define a graph (onnx.proto3, IR version 3 and later).
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -7,21 +7,21 @@ use std::path::Path;
 use super::wire::Message;
 use crate::error::{Result, SourceError};
 
-/// What a file holds.
+/// Content of a file.
 #[derive(Debug, Default)]
 pub(super) struct Model {
-    /// Program that wrote it.
+    /// Name of the program that wrote the file.
     pub producer: String,
     /// Versions of the operator sets, by domain.
     pub opsets: BTreeMap<String, i64>,
-    /// The graph.
+    /// Graph.
     pub graph: Graph,
 }
 
-/// A graph, or a branch of an `If`.
+/// Graph, or a branch of an `If`.
 #[derive(Debug, Default)]
 pub(super) struct Graph {
-    /// In an order in which they can run.
+    /// Nodes in an executable order.
     pub nodes: Vec<Node>,
     /// Constants, by name.
     pub initializers: HashMap<String, Initializer>,
@@ -31,24 +31,24 @@ pub(super) struct Graph {
     pub outputs: Vec<String>,
 }
 
-/// An operation.
+/// Operation.
 #[derive(Debug, Default)]
 pub(super) struct Node {
-    /// Its name, which may be empty.
+    /// Name; may be empty.
     pub name: String,
-    /// The operator.
+    /// Operator.
     pub op: String,
-    /// The operator's domain; empty for ONNX's own.
+    /// Domain of the operator; empty for ONNX's own.
     pub domain: String,
-    /// Names of the values that it takes; empty for one that is left out.
+    /// Names of the input values; empty for omitted ones.
     pub inputs: Vec<String>,
-    /// Names of the values that it gives.
+    /// Names of the output values.
     pub outputs: Vec<String>,
     /// Attributes, by name.
     pub attributes: HashMap<String, Attribute>,
 }
 
-/// An attribute's value.
+/// Value of an attribute.
 #[derive(Debug)]
 pub(super) enum Attribute {
     Float(f32),
@@ -57,56 +57,56 @@ pub(super) enum Attribute {
     Ints(Vec<i64>),
     Tensor(Initializer),
     Graph(Box<Graph>),
-    /// Of a kind that no operator that is understood has.
+    /// Kind that no supported operator has.
     Other,
 }
 
-/// A constant tensor, and where its elements are.
+/// Constant tensor and the location of its elements.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Initializer {
     /// Dimensions.
     pub shape: Vec<i64>,
     /// Number of the element type in onnx.proto3.
     pub data_type: i64,
-    /// Where the elements are.
+    /// Location of the elements.
     pub data: Data,
 }
 
-/// Where the elements of a constant are.
+/// Location of a constant's elements.
 #[derive(Clone, Debug, Default)]
 pub(super) enum Data {
-    /// Nowhere: there are none.
+    /// No elements.
     #[default]
     None,
     /// Little-endian elements in the model's own file.
     Raw(Range<usize>),
-    /// A field of its own for the type: numbers, each at least as wide as the element.
+    /// Typed field of integers, each at least as wide as an element.
     Numbers(Vec<i64>),
-    /// The same for single-precision numbers.
+    /// Typed field of single-precision numbers.
     Floats(Vec<f32>),
-    /// In another file.
+    /// External file.
     External {
         /// Path from the model's folder.
         location: String,
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// Bytes, if the file says so.
+        /// Size in bytes, if given.
         length: Option<u64>,
     },
-    /// In a way that no weight is stored.
+    /// Storage that weights don't use.
     Unsupported(&'static str),
 }
 
-/// Depth of branches within branches that is still read.
+/// Maximum depth of nested branches.
 const DEEPEST: usize = 4;
-/// Nodes of a graph that are still read: a model has some tens for each layer, and a node takes a hundred times the memory
-/// that an empty one takes in a file.
+/// Maximum number of nodes. A model has some tens per layer, and a node takes a hundred times the memory that an empty
+/// one takes in a file.
 const MOST_NODES: usize = 1 << 20;
 
-/// Reads a model.
+/// Parses a model.
 ///
 /// # Errors
-/// When the bytes aren't an ONNX model, or it has parts that would change what its graph means.
+/// Returns an error if the bytes aren't an ONNX model, or parts of it would change the meaning of its graph.
 pub(super) fn parse(path: &Path, file: &[u8]) -> Result<Model> {
     let message = Message::new(path, "model", file);
     let mut model = Model::default();
@@ -142,7 +142,7 @@ pub(super) fn parse(path: &Path, file: &[u8]) -> Result<Model> {
     Ok(model)
 }
 
-/// Most bytes that aren't ONNX fail at the first fields; the error says both.
+/// Adds to an error that the file may not be ONNX at all, because most other files fail at the first fields.
 fn not_onnx(path: &Path, error: SourceError) -> SourceError {
     match error {
         SourceError::File { problem, .. } => {
@@ -229,7 +229,7 @@ fn attribute(message: &Message<'_>, depth: usize) -> Result<(String, Attribute)>
             _ => {}
         }
     }
-    // a number of zero is left out of the file, so the kind decides and not what is there
+    // zeros are omitted from the file, so that the kind decides and not the present fields
     let attribute = match kind {
         1 => Attribute::Float(float),
         2 => Attribute::Int(int),
@@ -305,12 +305,12 @@ fn initializer(message: &Message<'_>) -> Result<(String, Initializer)> {
 }
 
 impl Node {
-    /// The value of an input; empty where it is left out.
+    /// Returns the name of an input; empty if omitted.
     pub fn input(&self, index: usize) -> &str {
         self.inputs.get(index).map_or("", String::as_str)
     }
 
-    /// An attribute that is a whole number.
+    /// Returns an integer attribute.
     pub fn int(&self, name: &str) -> Option<i64> {
         match self.attributes.get(name) {
             Some(Attribute::Int(value)) => Some(*value),
@@ -318,7 +318,7 @@ impl Node {
         }
     }
 
-    /// An attribute that is a number.
+    /// Returns a float attribute.
     pub fn float(&self, name: &str) -> Option<f32> {
         match self.attributes.get(name) {
             Some(Attribute::Float(value)) => Some(*value),
@@ -326,7 +326,7 @@ impl Node {
         }
     }
 
-    /// An attribute that is a text.
+    /// Returns a string attribute.
     pub fn text(&self, name: &str) -> Option<&str> {
         match self.attributes.get(name) {
             Some(Attribute::Text(value)) => Some(value),
@@ -334,7 +334,7 @@ impl Node {
         }
     }
 
-    /// An attribute that is a list of whole numbers.
+    /// Returns an attribute that is a list of integers.
     pub fn ints(&self, name: &str) -> Option<&[i64]> {
         match self.attributes.get(name) {
             Some(Attribute::Ints(value)) => Some(value),
@@ -342,12 +342,12 @@ impl Node {
         }
     }
 
-    /// Whether it is this operator of ONNX's own domain.
+    /// Whether the operator is `op` of ONNX's own domain.
     pub fn is(&self, op: &str) -> bool {
         self.op == op && self.domain.is_empty()
     }
 
-    /// Whether it is this operator of ONNX Runtime's domain.
+    /// Whether the operator is `op` of ONNX Runtime's domain.
     pub fn is_contrib(&self, op: &str) -> bool {
         self.op == op && self.domain == "com.microsoft"
     }

@@ -1,4 +1,4 @@
-//! A graph with its constants: who makes a value, and what a constant holds.
+//! Graph with its constants: producers of values, and contents of constants.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -13,10 +13,10 @@ use crate::tensor::{SourceTensor, byte_length};
 use crate::weight::SourceWeight;
 use anec_base::{MappedFile, path_inside};
 
-/// Steps from a value back to what it is made of that are followed, where they don't lead through a layer.
+/// Maximum number of steps back from a value, where they don't lead through a layer.
 pub(super) const LONGEST_CHAIN: usize = 32;
 
-/// A model's graph and the files that hold its constants.
+/// Graph of a model and the files that hold its constants.
 #[derive(Debug)]
 pub(super) struct Network {
     path: PathBuf,
@@ -26,26 +26,26 @@ pub(super) struct Network {
     external: RefCell<HashMap<String, Arc<MappedFile>>>,
 }
 
-/// A constant matrix or vector, as the operation that uses it sees it.
+/// Constant matrix or vector in the form that its user needs.
 #[derive(Clone, Debug)]
 pub(super) struct Constant {
-    /// Its elements.
+    /// Elements.
     pub weight: SourceWeight,
-    /// Type of what is stored.
+    /// Stored type.
     pub dtype: SourceDtype,
-    /// Whether its elements may have fractions: they are stored so, or were dequantized.
+    /// Whether elements are floating-point numbers, stored or dequantized.
     pub is_float: bool,
-    /// Bytes of it in the files.
+    /// Size in the files in bytes.
     pub bytes: u64,
     /// Name of the initializer that holds its elements or codes.
     pub origin: String,
 }
 
 impl Network {
-    /// Reads the model of a file.
+    /// Parses the model in a file.
     ///
     /// # Errors
-    /// When it is damaged.
+    /// Returns an error if the file is damaged.
     pub fn open(file: MappedFile) -> Result<Self> {
         let path = file.path().to_owned();
         let file = Arc::new(file);
@@ -62,22 +62,22 @@ impl Network {
         Ok(Network { path, file, model, producers, external: RefCell::default() })
     }
 
-    /// Where the model is.
+    /// Path of the model.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Program that wrote it.
+    /// Name of the program that wrote the file.
     pub fn producer_name(&self) -> &str {
         &self.model.producer
     }
 
-    /// The graph.
+    /// Returns the graph.
     pub fn graph(&self) -> &Graph {
         &self.model.graph
     }
 
-    /// The external files that were read so far.
+    /// Returns the external files read so far.
     pub fn external_files(&self) -> Vec<PathBuf> {
         self.external.borrow().values().map(|file| file.path().to_owned()).collect()
     }
@@ -87,7 +87,7 @@ impl Network {
         ["", "ai.onnx"].iter().find_map(|domain| self.model.opsets.get(*domain)).copied().unwrap_or(0)
     }
 
-    /// The node that makes a value, its place in the graph, and which of its outputs it is.
+    /// Returns the node that produces a value, its index in the graph, and the index of the output.
     pub fn producer(&self, value: &str) -> Option<(&Node, usize, usize)> {
         let &(index, output) = self.producers.get(value)?;
         Some((&self.model.graph.nodes[index], index, output))
@@ -98,14 +98,14 @@ impl Network {
         self.model.graph.inputs.iter().any(|input| input == value) && !self.model.graph.initializers.contains_key(value)
     }
 
-    /// An error about a node.
+    /// Returns an error about a node.
     pub fn refuse(&self, node: &Node, problem: impl AsRef<str>) -> SourceError {
         let domain = if node.domain.is_empty() { String::new() } else { format!("{}.", node.domain) };
         let problem = format!("node `{}` ({domain}{}): {}", node.name, node.op, problem.as_ref());
         SourceError::file(&self.path, problem).advise(ADVICE)
     }
 
-    /// An error about a value.
+    /// Returns an error about a value.
     pub fn refuse_value(&self, value: &str, problem: impl AsRef<str>) -> SourceError {
         match self.producer(value) {
             Some((node, ..)) => self.refuse(node, problem),
@@ -116,7 +116,7 @@ impl Network {
         }
     }
 
-    /// The value behind conversions between types of numbers with a fraction, and copies.
+    /// Returns the value before conversions between float types and copies.
     pub fn behind_casts<'a>(&'a self, value: &'a str) -> &'a str {
         self.behind(value, |node| {
             let to = || SourceDtype::from_onnx(node.int("to").unwrap_or(0));
@@ -124,17 +124,17 @@ impl Network {
         })
     }
 
-    /// The value behind changes of the shape or width of whole numbers.
+    /// Returns the value before changes of the shape or width of integers.
     pub fn behind_counting<'a>(&'a self, value: &'a str) -> &'a str {
         self.behind(value, |node| ["Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"].iter().any(|op| node.is(op)))
     }
 
-    /// The value behind changes of shape.
+    /// Returns the value before reshapes.
     pub fn behind_reshapes<'a>(&'a self, value: &'a str) -> &'a str {
         self.behind(value, |node| node.is("Reshape") || node.is("Identity"))
     }
 
-    /// The value behind nodes that pass on their first input.
+    /// Returns the value before nodes that pass on their first input.
     fn behind<'a>(&'a self, mut value: &'a str, passes: impl Fn(&Node) -> bool) -> &'a str {
         for _ in 0..LONGEST_CHAIN {
             match self.producer(value) {
@@ -145,7 +145,7 @@ impl Network {
         value
     }
 
-    /// The stored constant that a value is, if it is one.
+    /// Returns the stored constant of a value, if it is one.
     pub fn stored(&self, value: &str) -> Option<(&str, &Initializer)> {
         if let Some((name, initializer)) = self.model.graph.initializers.get_key_value(value) {
             return Some((name, initializer));
@@ -159,10 +159,10 @@ impl Network {
         }
     }
 
-    /// A stored constant as a tensor, in another type and shape of the same size if asked for.
+    /// Returns a stored constant as a tensor, optionally in another type and shape of the same size.
     ///
     /// # Errors
-    /// When its type isn't known, or its data isn't there or has another size.
+    /// Returns an error if its type is unknown, or its data is missing or of another size.
     pub fn tensor(
         &self,
         name: &str,
@@ -190,7 +190,7 @@ impl Network {
         stored.shape.iter().map(dimension).collect()
     }
 
-    /// Where the bytes of a stored constant are, which should be so many.
+    /// Returns the location of a stored constant's bytes, of which `expected` are needed.
     fn bytes(&self, name: &str, stored: &Initializer, expected: u64) -> Result<(Arc<MappedFile>, Range<u64>)> {
         let wrong = |problem: String| SourceError::tensor(&self.path, name, problem);
         let memory = |bytes: Vec<u8>| {
@@ -224,12 +224,12 @@ impl Network {
         })
     }
 
-    /// A file beside the model.
+    /// Returns an external file beside the model.
     fn external(&self, name: &str, location: &str) -> Result<Arc<MappedFile>> {
         if let Some(file) = self.external.borrow().get(location) {
             return Ok(file.clone());
         }
-        // names come from the network; one must not lead out of the folder
+        // names come from the network and must not lead out of the folder
         if path_inside(location).is_none() {
             let problem = format!("its data is in {location:?}, expected a path within the model's folder");
             return Err(SourceError::tensor(&self.path, name, problem));
@@ -245,7 +245,7 @@ impl Network {
         Ok(file)
     }
 
-    /// The whole numbers of a small constant.
+    /// Returns the integers of a small constant.
     pub fn integers(&self, value: &str) -> Result<Option<Vec<i64>>> {
         let Some((name, stored)) = self.stored(value) else { return Ok(None) };
         let tensor = self.tensor(name, stored, None)?;
@@ -257,7 +257,7 @@ impl Network {
         })
     }
 
-    /// The number that a constant of one element holds.
+    /// Returns the value of a one-element constant.
     pub fn scalar(&self, value: &str) -> Result<Option<f32>> {
         let Some((name, stored)) = self.stored(self.behind_casts(value)) else { return Ok(None) };
         let tensor = self.tensor(name, stored, None)?;
@@ -269,16 +269,16 @@ impl Network {
         Ok(Some(number[0]))
     }
 
-    /// The constant that a value is, through conversions, transpositions, changes of shape and dequantization; nothing if it
-    /// depends on the inputs.
+    /// Returns the constant of a value, following conversions, transpositions, reshapes and dequantization; `None` if
+    /// it depends on the inputs.
     ///
     /// # Errors
-    /// When it is a constant, but stored or computed in a way that isn't understood.
+    /// Returns an error if the constant is stored or computed in an unsupported way.
     pub fn constant(&self, value: &str) -> Result<Option<Constant>> {
         self.constant_within(value, LONGEST_CHAIN)
     }
 
-    /// The same, within so many steps.
+    /// Returns the constant of a value within a number of steps.
     pub fn constant_within(&self, value: &str, steps: usize) -> Result<Option<Constant>> {
         if let Some((name, stored)) = self.stored(value) {
             let tensor = self.tensor(name, stored, None)?;
@@ -324,7 +324,7 @@ impl Network {
         Ok(Some(Constant { weight, ..of }))
     }
 
-    /// The shape of a stored constant, as changes of shape make it.
+    /// Returns the shape of a constant after reshapes.
     pub fn shape_of(&self, value: &str) -> Result<Option<Vec<u64>>> {
         if let Some((node, ..)) = self.producer(value).filter(|(node, ..)| node.is("Reshape")) {
             let shape = self.integers(node.input(1))?;
@@ -333,7 +333,7 @@ impl Network {
         self.stored(value).map(|(name, stored)| self.shape(name, stored)).transpose()
     }
 
-    /// The two constants that a branch of an `If` gives.
+    /// Returns the two constants that a branch of an `If` returns.
     pub fn constants_of_branch(&self, node: &Node, branch: &str) -> Result<[Option<Constant>; 2]> {
         let Some(Attribute::Graph(graph)) = node.attributes.get(branch) else {
             return Err(self.refuse(node, format!("it has no {branch}")));
@@ -360,6 +360,6 @@ impl Network {
     }
 }
 
-/// What to do about a graph that isn't understood.
+/// Advice for a graph that isn't understood.
 const ADVICE: &str = "anec reads graphs as onnxruntime-genai's model builder writes them, with GroupQueryAttention; the \
                       same model as safetensors or GGUF will do";

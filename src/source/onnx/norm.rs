@@ -1,30 +1,30 @@
-//! RMS norms, as graphs write them: one operator, one that adds the residual stream first, or a chain of small ones.
+//! RMS norms as graphs express them: one operator, one that adds the residual stream first, or a chain of small ones.
 
 use super::model::Node;
 use super::network::{Constant, LONGEST_CHAIN, Network};
 use super::stream::Stream;
 use crate::error::Result;
 
-/// An RMS norm: `x / sqrt(mean(x^2) + epsilon) * weight`.
+/// RMS norm: `x / sqrt(mean(x^2) + epsilon) * weight`.
 #[derive(Clone, Debug)]
 pub(super) struct Norm<'a> {
-    /// What it norms; see [`Network::unscaled`].
+    /// Input; see [`Network::unscaled`].
     pub input: Stream<'a>,
-    /// The weight.
+    /// Weight.
     pub weight: Constant,
     /// Epsilon.
     pub epsilon: f64,
 }
 
 impl Network {
-    /// The norm that a value comes from; nothing if it is none.
+    /// Returns the norm that a value comes from, if it comes from one.
     ///
     /// # Errors
-    /// When it is one, but in a way that isn't understood.
+    /// Returns an error if the norm is of an unsupported form.
     pub fn norm<'a>(&'a self, value: &'a str) -> Result<Option<Norm<'a>>> {
         let Some((node, index, output)) = self.producer(self.behind_casts(value)) else { return Ok(None) };
         let skips = node.is_contrib("SkipSimplifiedLayerNormalization");
-        // ONNX Runtime has the first in ONNX's own domain and its own
+        // ONNX Runtime has the first in both domains
         if node.op == "SimplifiedLayerNormalization" || node.is("RMSNormalization") {
             return self.plain_norm(node).map(Some);
         }
@@ -52,8 +52,8 @@ impl Network {
         Ok(Norm { input: self.stream(node.input(0)), weight, epsilon })
     }
 
-    /// The same norm of what its input was before it was multiplied by a constant: the norm of `c x` is that of `x` with an
-    /// epsilon of `epsilon / c^2`. Graphs do so that half precision holds the square of `x`.
+    /// Returns an equivalent norm of its input before multiplication by a constant: the norm of `c x` is that of `x`
+    /// with an epsilon of `epsilon / c^2`. Graphs scale so that the square of `x` fits into half precision.
     pub fn unscaled<'a>(&'a self, norm: Norm<'a>) -> Result<Norm<'a>> {
         let Stream::Value(value) = norm.input else { return Ok(norm) };
         let (input, factor) = self.behind_factors(value)?;
@@ -73,7 +73,7 @@ impl Network {
         }
     }
 
-    /// `x / sqrt(mean(x^2) + epsilon) * weight`, written out.
+    /// Returns a norm expressed as a chain of small operations.
     fn norm_of_small_steps<'a>(&'a self, node: &'a Node) -> Result<Option<Norm<'a>>> {
         for (of, weight) in [(0, 1), (1, 0)] {
             let Some(constant) = self.constant(node.input(weight))? else { continue };
@@ -87,13 +87,13 @@ impl Network {
         Ok(None)
     }
 
-    /// `x` and epsilon of `x / sqrt(mean(x^2) + epsilon)`.
+    /// Returns `x` and epsilon of `x / sqrt(mean(x^2) + epsilon)`.
     fn normed<'a>(&'a self, value: &'a str) -> Result<Option<(&'a str, f64)>> {
         let Some((node, ..)) = self.producer(self.behind_casts(value)) else { return Ok(None) };
         let (input, root) = if node.is("Div") {
             (node.input(0), self.behind_casts(node.input(1)))
         } else if node.is("Mul") {
-            // times the reciprocal
+            // a product with the reciprocal
             let reciprocal = |index: usize| {
                 let (of, ..) = self.producer(self.behind_casts(node.input(index)))?;
                 let one = of.is("Div") && matches!(self.scalar(of.input(0)), Ok(Some(1.0)));
@@ -145,7 +145,7 @@ impl Network {
         Ok(Some((self.behind_casts(input), decimal(epsilon))))
     }
 
-    /// The value behind products with and quotients by constants of one element, and the product of those.
+    /// Returns the value before products with and quotients by one-element constants, and the product of those.
     pub fn behind_factors<'a>(&'a self, mut value: &'a str) -> Result<(&'a str, f64)> {
         let mut product = 1.0;
         for _ in 0..LONGEST_CHAIN {
@@ -172,7 +172,7 @@ impl Network {
     }
 }
 
-/// The number that was rounded to single precision: the decimal number with the fewest digits that would be.
+/// Returns the shortest decimal number that rounds to this single-precision number.
 pub(super) fn decimal(rounded: f32) -> f64 {
     rounded.to_string().parse().unwrap_or(f64::from(rounded))
 }

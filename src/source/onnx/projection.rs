@@ -1,17 +1,17 @@
-//! Products with constant matrices, as graphs write them.
+//! Products with constant matrices, as graphs express them.
 
 use super::model::Node;
 use super::network::{Constant, Network};
 use crate::error::Result;
 use crate::weight::SourceWeight;
 
-/// Parts of a projection that are followed through each other.
+/// Maximum depth of parts of parts of a projection.
 const DEEPEST: usize = 8;
 
-/// `x W^T + b` in a graph.
+/// Projection `x W^T + b` of a graph.
 #[derive(Clone, Debug)]
 pub(super) struct Projection<'a> {
-    /// The value `x`.
+    /// Name of `x`.
     pub input: &'a str,
     /// `W`, `[outputs, inputs]`.
     pub weight: Constant,
@@ -20,10 +20,10 @@ pub(super) struct Projection<'a> {
 }
 
 impl Constant {
-    /// Rows of a matrix, or elements of a vector, with their part of the bytes.
+    /// Returns rows of a matrix, or elements of a vector, with their share of the bytes.
     pub fn slice(&self, range: std::ops::Range<u64>) -> Result<Constant> {
         let weight = self.weight.slice(range)?;
-        // sizes of tensors stay far below 2^63, and so do those of their parts
+        // sizes of tensors stay far below 2^63
         let bytes = u128::from(self.bytes) * u128::from(weight.elements()) / u128::from(self.weight.elements().max(1));
         Ok(Constant { weight, bytes: bytes as u64, ..self.clone() })
     }
@@ -35,7 +35,7 @@ impl Projection<'_> {
         Ok(Projection { weight: self.weight.slice(range)?, bias, ..self })
     }
 
-    /// Its rows in parts of the given sizes, which must be all.
+    /// Splits the rows into parts of the given sizes, which must be all rows.
     pub fn split<const N: usize>(self, sizes: [u64; N]) -> Result<Option<[Self; N]>> {
         if self.rows() != sizes.iter().sum::<u64>() {
             return Ok(None);
@@ -51,18 +51,18 @@ impl Projection<'_> {
         Ok(parts.try_into().ok())
     }
 
-    /// Outputs.
+    /// Number of outputs.
     pub fn rows(&self) -> u64 {
         self.weight.weight.shape()[0]
     }
 }
 
 impl Network {
-    /// The projection that a value comes from: a product with a constant, a sum of one with a constant, or a part of one.
-    /// Nothing if it is no such.
+    /// Returns the projection that a value comes from: a product with a constant, its sum with a constant, or a part of
+    /// one.
     ///
     /// # Errors
-    /// When it is one, but in a way that isn't understood.
+    /// Returns an error if the projection is of an unsupported form.
     pub fn projection<'a>(&'a self, value: &'a str) -> Result<Option<Projection<'a>>> {
         self.projection_within(value, DEEPEST)
     }
@@ -91,7 +91,7 @@ impl Network {
         Ok(None)
     }
 
-    /// `x W^T` for a matrix `[outputs, inputs]`.
+    /// Returns `x W^T` for a matrix `[outputs, inputs]`.
     fn product<'a>(&'a self, node: &'a Node, input: &'a str, matrix: Constant) -> Result<Projection<'a>> {
         if matrix.weight.shape().len() != 2 || !matrix.is_float {
             let shape = matrix.weight.shape();
@@ -200,7 +200,7 @@ impl Network {
     }
 }
 
-/// A matrix `[inputs, outputs]` as `[outputs, inputs]`.
+/// Transposes a matrix `[inputs, outputs]`.
 fn turned(matrix: &Constant) -> Result<Constant> {
     let weight = match matrix.weight.shape().len() {
         2 => matrix.weight.transpose()?,

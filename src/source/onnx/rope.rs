@@ -1,4 +1,4 @@
-//! Rotary tables that a graph holds, and the frequencies that they were made of.
+//! Rotary tables of a graph, and the frequencies behind them.
 
 use std::f64::consts::TAU;
 
@@ -6,29 +6,29 @@ use crate::dtype::SourceDtype;
 use crate::error::Result;
 use crate::weight::SourceWeight;
 
-/// Positions from the first on that are compared one by one; of the rest, as many spread over the table.
+/// Number of leading positions that are compared one by one; of the others, as many are sampled.
 const COMPARED: u64 = 512;
 
-/// The cosines and sines of a rotary embedding: for each position, one of each for a rotated pair of dimensions.
+/// Cosines and sines of a rotary embedding, by position and rotated pair of dimensions.
 #[derive(Clone, Debug)]
 pub struct OnnxRope {
     cos: SourceWeight,
     sin: SourceWeight,
-    /// What a number of the table may be off by rounding.
+    /// Rounding error of a number in the table.
     rounding: f64,
 }
 
-/// Frequencies that a table was made of.
+/// Frequencies behind a table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Frequencies {
     /// Radians per position, for each pair of dimensions.
     pub radians: Vec<f64>,
-    /// Multiplied to cosines and sines.
+    /// Factor of cosines and sines.
     pub factor: f64,
 }
 
 impl OnnxRope {
-    /// A table of two matrices of the same shape, `[positions, pairs]`, stored as `dtype`; or what is wrong with it.
+    /// Returns the table of two matrices of the same shape, `[positions, pairs]`, stored as `dtype`, or the problem.
     pub(super) fn new(cos: SourceWeight, sin: SourceWeight, dtype: SourceDtype) -> Result<Self, String> {
         match *cos.shape() {
             [positions, pairs] if sin.shape() == cos.shape() && positions > 1 && pairs > 0 => {
@@ -43,17 +43,17 @@ impl OnnxRope {
         }
     }
 
-    /// Rotated dimensions of a head: twice the pairs.
+    /// Number of rotated dimensions of a head: twice the pairs.
     pub fn rope_dim(&self) -> u64 {
         2 * self.cos.columns()
     }
 
-    /// Positions that it has.
+    /// Number of positions.
     pub fn positions(&self) -> u64 {
         self.cos.rows()
     }
 
-    /// Cosines and sines at a position.
+    /// Returns cosines and sines at a position.
     fn at(&self, position: u64) -> Result<(Vec<f32>, Vec<f32>)> {
         let mut rows = (vec![0.0; self.cos.columns() as usize], vec![0.0; self.cos.columns() as usize]);
         self.cos.read_rows(position, &mut rows.0)?;
@@ -61,11 +61,10 @@ impl OnnxRope {
         Ok(rows)
     }
 
-    /// The first position and pair whose rotation isn't that of the frequencies, if any: position, pair, what the table has
-    /// and what it should.
+    /// Returns the first mismatch with the given frequencies: position, pair, table value and expected value.
     ///
     /// # Errors
-    /// When the table can't be read.
+    /// Returns an error if the table can't be read.
     #[allow(clippy::type_complexity, reason = "one place of a table and its two numbers")]
     pub fn deviation(&self, frequencies: &Frequencies) -> Result<Option<(u64, usize, [f64; 2], [f64; 2])>> {
         let stride = (self.positions() / COMPARED).max(1);
@@ -75,10 +74,10 @@ impl OnnxRope {
             for (pair, (cos, sin)) in cos.into_iter().zip(sin).enumerate() {
                 let angle = position as f64 * frequencies.radians[pair];
                 let expected = [angle.cos(), angle.sin()].map(|value| value * frequencies.factor);
-                // writers compute angles in single precision: their error grows with the angle
+                // exporters compute angles in single precision, so that the error grows with the angle
                 let tolerance = frequencies.factor * (self.rounding + angle.abs() * 6e-7);
                 let found = [f64::from(cos), f64::from(sin)];
-                // in this form, so that what is no number is off
+                // in this form, so that NaN is a mismatch
                 if !found.iter().zip(&expected).all(|(found, expected)| (found - expected).abs() <= tolerance) {
                     return Ok(Some((position, pair, found, expected)));
                 }
@@ -87,16 +86,16 @@ impl OnnxRope {
         Ok(None)
     }
 
-    /// The frequencies that the table was made of, as exactly as its numbers tell.
+    /// Returns the frequencies behind the table, as exactly as its numbers allow.
     ///
     /// # Errors
-    /// When the table can't be read.
+    /// Returns an error if the table can't be read.
     pub fn frequencies(&self) -> Result<Frequencies> {
         let (start, _) = self.at(0)?;
         let factor = f64::from(start[0]);
         let (cos, sin) = self.at(1)?;
-        // an angle tells more the smaller its rounding is beside it: a small one by its sine, at one position, a larger one
-        // over many positions
+        // estimate an angle where its rounding error is relatively small: small ones from the sine at one position,
+        // larger ones over many positions
         let mut radians: Vec<f64> = cos.iter().zip(&sin).map(|(c, s)| f64::from(*s).atan2(f64::from(*c))).collect();
         let mut position = 2;
         while position < self.positions().min(1 << 12) {
@@ -105,7 +104,7 @@ impl OnnxRope {
                 let near = *radians * position as f64;
                 let turn = f64::from(*sin).atan2(f64::from(*cos));
                 let angle = turn + ((near - turn) / TAU).round() * TAU;
-                // a sine keeps a small number's relative precision, whatever the position
+                // a sine keeps the relative precision of a small number at any position
                 if near.abs() > 0.5 || *radians > 1e-2 {
                     *radians = angle / position as f64;
                 }
@@ -115,11 +114,10 @@ impl OnnxRope {
         Ok(Frequencies { radians, factor })
     }
 
-    /// The base of the frequencies, where they are `theta^(-2i/dim)`: the roundest number that the whole table agrees
-    /// with.
+    /// Returns the base of frequencies `theta^(-2i/dim)`: the roundest number that fits the whole table.
     ///
     /// # Errors
-    /// When the table can't be read.
+    /// Returns an error if the table can't be read.
     pub fn theta(&self) -> Result<Option<f64>> {
         let found = self.frequencies()?;
         let dim = self.rope_dim() as f64;
@@ -143,7 +141,7 @@ impl OnnxRope {
     }
 }
 
-/// The frequencies of a plain rotary embedding.
+/// Returns the frequencies of a plain rotary embedding.
 fn geometric(theta: f64, dim: f64) -> Vec<f64> {
     (0..dim as u64 / 2).map(|pair| theta.powf(-((2 * pair) as f64) / dim)).collect()
 }

@@ -1,13 +1,13 @@
-//! What blocks of a decoder share: the residual stream, and the rotary embedding.
+//! Types shared by a decoder's parts: the residual stream and the rotary embedding.
 
-/// Names of a rotary embedding's cosines and sines, if there is one.
+/// Names of the cosine and sine tables, if there are any.
 pub(super) type RopeUse<'a> = Option<[&'a str; 2]>;
 
-/// The residual stream at one point.
+/// Residual stream at a point of the graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stream<'a> {
-    /// The sum that a norm with a skip connection makes: that node's place in the graph.
+    /// Sum computed by a norm with a skip connection: index of its node.
     Sum(usize),
-    /// A value.
+    /// Name of a value.
     Value(&'a str),
 }

@@ -1,4 +1,4 @@
-//! What graphs are refused for, and what damaged files do.
+//! Errors of unsupported graphs and damaged files.
 
 use std::path::PathBuf;
 
@@ -31,7 +31,7 @@ fn refusal(bytes: Vec<u8>) -> String {
     error.to_string()
 }
 
-/// A message taken apart: number, and bytes or a number.
+/// Fields of a message: number, and bytes or an integer.
 type Fields = Vec<(u64, Part)>;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -107,7 +107,7 @@ fn together(fields: &Fields) -> Vec<u8> {
     out
 }
 
-/// The fixture with its graph changed.
+/// Returns the fixture with a changed graph.
 fn with_graph(edit: impl FnOnce(&mut Fields)) -> Vec<u8> {
     let mut model = apart(&bytes());
     let graph = model.iter_mut().find(|(number, _)| *number == 7).unwrap();
@@ -118,7 +118,7 @@ fn with_graph(edit: impl FnOnce(&mut Fields)) -> Vec<u8> {
     together(&model)
 }
 
-/// The fixture with one of its nodes changed.
+/// Returns the fixture with a changed node.
 fn with_node(name: &str, edit: impl FnOnce(&mut Fields)) -> Vec<u8> {
     with_graph(|graph| {
         let named = |content: &[u8]| apart(content).contains(&(3, Part::Bytes(name.into())));
@@ -133,12 +133,12 @@ fn with_node(name: &str, edit: impl FnOnce(&mut Fields)) -> Vec<u8> {
     })
 }
 
-/// Sets an attribute: a whole number.
+/// Sets an integer attribute.
 fn int(name: &str, value: i64) -> impl FnOnce(&mut Fields) {
     attribute(name, 2, (3, Part::Number(value as u64)))
 }
 
-/// Sets an attribute: a number.
+/// Sets a float attribute.
 fn float(name: &str, value: f32) -> impl FnOnce(&mut Fields) {
     attribute(name, 1, (2, Part::Single(value)))
 }
@@ -163,11 +163,11 @@ fn extra_input(index: usize, value: &str) -> impl FnOnce(&mut Fields) {
 }
 
 #[test]
-fn a_graph_is_read_whole() {
+fn all_parts_of_a_graph_are_read() {
     let (decoder, tensors) = parsed(bytes()).unwrap();
     assert_eq!(decoder.layers.len(), 2);
     assert_eq!((decoder.hidden_size, decoder.tied), (64, false));
-    // a sixteenth before the norms makes of 1e-5 / 256 the epsilon of the others
+    // a factor of 1/16 before the norms turns 1e-5 / 256 into the others' epsilon
     assert!((decoder.epsilon / 1e-5 - 1.0).abs() < 1e-7, "{}", decoder.epsilon);
     assert_eq!(decoder.ropes[0].table.theta().unwrap(), Some(500_000.0));
     let layer = &decoder.layers[1];
@@ -178,13 +178,13 @@ fn a_graph_is_read_whole() {
     let k = tensors.iter().find(|t| t.name() == "model.layers.0.self_attn.k_proj.weight").unwrap();
     assert_eq!(k.dtype(), SourceDtype::U2);
     assert_eq!(tensors.len(), 3 + 2 * 11);
-    // the same bytes written in another way
+    // the same message re-encoded
     let (again, _) = parsed(with_graph(|_| {})).unwrap();
     assert_eq!(again.layers, decoder.layers);
 }
 
 #[test]
-fn what_changes_the_maths_of_attention_is_refused() {
+fn changed_maths_of_attention_is_refused() {
     let attention = "/model.layers.1/attention";
     for (change, expected) in [
         (with_node(attention, float("softcap", 50.0)), "caps the scores (softcap 50)"),
@@ -202,10 +202,10 @@ fn what_changes_the_maths_of_attention_is_refused() {
         let message = refusal(change);
         assert!(message.contains(expected) && message.contains("/model.layers.1/attention"), "{message}");
     }
-    // what says the default says nothing
+    // explicit defaults are accepted
     assert!(parsed(with_node(attention, int("smooth_softmax", 0))).is_ok());
     assert!(parsed(with_node(attention, float("softcap", 0.0))).is_ok());
-    // and what a layer computes is told apart
+    // changes of a layer's maths are detected
     let (decoder, _) = parsed(with_node(attention, float("scale", 0.5))).unwrap();
     assert_eq!(decoder.layers.iter().map(|layer| layer.scale).collect::<Vec<_>>(), [32f64.powf(-0.5), 0.5]);
     let (decoder, _) = parsed(with_node(attention, int("local_window_size", 7))).unwrap();
@@ -213,7 +213,7 @@ fn what_changes_the_maths_of_attention_is_refused() {
 }
 
 #[test]
-fn what_changes_the_maths_around_attention_is_refused() {
+fn changed_maths_around_attention_is_refused() {
     let product = "/model.layers.0.mlp.gate_proj/MatMul";
     for (change, expected) in [
         (with_node("/model.layers.0/sigmoid", op("Tanh")), "isn't the product of an activated gate"),
@@ -236,7 +236,7 @@ fn what_changes_the_maths_around_attention_is_refused() {
     }
 }
 
-/// Makes of a node one of ONNX's own, with these inputs.
+/// Turns a node into one of ONNX's own domain with these inputs.
 fn rewired<'a>(name: &'a str, inputs: &'a [&'a str]) -> impl FnOnce(&mut Fields) {
     move |node| {
         node.retain(|(number, _)| ![1, 4, 7].contains(number));
@@ -288,7 +288,7 @@ fn data_is_looked_for_in_the_models_folder_only() {
 }
 
 #[test]
-fn what_is_no_model_is_refused() {
+fn files_of_other_formats_are_refused() {
     assert!(refusal(Vec::new()).contains("it has no graph"));
     assert!(refusal(b"GGUF and so on".to_vec()).contains("isn't an ONNX model"));
     assert!(refusal(vec![0xFF; 100]).contains("more than 64 bits"));
@@ -306,7 +306,7 @@ fn what_is_no_model_is_refused() {
     assert!(refusal(no_logits).contains("has no output `logits`"));
 }
 
-/// Whatever a file's bytes are, they are read or refused; what is read decodes.
+/// Parses any bytes without panics; returns whether they were accepted.
 fn read_or_refuse(bytes: Vec<u8>) -> bool {
     let Ok((decoder, tensors)) = parsed(bytes) else { return false };
     for tensor in tensors {
@@ -339,7 +339,7 @@ proptest! {
         read_or_refuse(bytes);
     }
 
-    /// A matrix in blocks is what it is defined to be, from any element on.
+    /// Blocked matrices decode to their definition from any element on.
     #[test]
     fn blocks_decode_by_their_definition(
         rows in 1u64..5, columns in 1u64..40, block_rows in 1u64..4, block_columns in 1u64..20, seed: u64,
@@ -376,7 +376,7 @@ proptest! {
 }
 
 #[test]
-fn a_scale_that_is_no_number_is_named() {
+fn nan_scales_are_named() {
     let one = |name: &str, shape: &[u64], value: f32| {
         let count = shape.iter().product::<u64>() as usize;
         SourceWeight::from_values(name, shape, vec![value; count]).unwrap()

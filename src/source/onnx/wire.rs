@@ -1,79 +1,79 @@
-//! The wire format of protocol buffers, read in place.
+//! Wire format of protocol buffers, read in place.
 //!
-//! A weight inside a message stays where it is in the mapped file: a field is a range of the file's bytes, and nothing
-//! is copied until somebody reads it. Generated decoders copy every such field into memory.
+//! A weight inside a message stays in the mapped file: a field is a range of the file's bytes, and nothing is copied
+//! until it is read. Generated decoders copy every such field into memory.
 
 use std::ops::Range;
 use std::path::Path;
 
 use crate::error::{Result, SourceError};
 
-/// A message: a range of a file.
+/// Message: a range of a file.
 #[derive(Clone, Debug)]
 pub(super) struct Message<'a> {
     path: &'a Path,
-    /// What the message is, for errors.
+    /// Name of the message, for errors.
     what: &'static str,
     file: &'a [u8],
     range: Range<usize>,
 }
 
-/// A field's content.
+/// Content of a field.
 #[derive(Clone, Debug)]
-pub(super) enum GgufValue {
-    /// A number of variable length.
+pub(super) enum FieldValue {
+    /// Variable-length integer.
     Varint(u64),
-    /// Eight bytes, which no field that is read has.
+    /// Eight bytes, which no supported field has.
     Fixed64,
     /// Four bytes.
     Fixed32(u32),
-    /// A string, bytes, message or packed list: where it lies in the file.
+    /// String, bytes, message or packed list, as a range of the file.
     Bytes(Range<usize>),
 }
 
 impl<'a> Message<'a> {
-    /// The message that is a whole file.
+    /// Returns the message of a whole file.
     pub fn new(path: &'a Path, what: &'static str, file: &'a [u8]) -> Self {
         Message { path, what, file, range: 0..file.len() }
     }
 
-    /// The message within this one that a field holds.
-    pub fn message(&self, what: &'static str, value: &GgufValue) -> Result<Message<'a>> {
+    /// Returns the message in a field.
+    pub fn message(&self, what: &'static str, value: &FieldValue) -> Result<Message<'a>> {
         Ok(Message { what, range: self.range_of(value)?, ..self.clone() })
     }
 
-    /// Where the bytes of a field lie in the file.
-    pub fn range_of(&self, value: &GgufValue) -> Result<Range<usize>> {
+    /// Returns the range of a field's bytes in the file.
+    pub fn range_of(&self, value: &FieldValue) -> Result<Range<usize>> {
         match value {
-            GgufValue::Bytes(range) => Ok(range.clone()),
+            FieldValue::Bytes(range) => Ok(range.clone()),
             _ => Err(self.damaged("a number stands where bytes should")),
         }
     }
 
-    /// A field that holds text.
-    pub fn text(&self, value: &GgufValue) -> Result<&'a str> {
+    /// Returns a text field.
+    pub fn text(&self, value: &FieldValue) -> Result<&'a str> {
         std::str::from_utf8(&self.file[self.range_of(value)?]).map_err(|_| self.damaged("a text isn't UTF-8"))
     }
 
-    /// A field that holds a whole number; negative ones are stored in two's complement.
-    pub fn integer(&self, value: &GgufValue) -> Result<i64> {
+    /// Returns an integer field; negative numbers are stored in two's complement.
+    pub fn integer(&self, value: &FieldValue) -> Result<i64> {
         match value {
-            GgufValue::Varint(number) => Ok(*number as i64),
+            FieldValue::Varint(number) => Ok(*number as i64),
             _ => Err(self.damaged("something else stands where a whole number should")),
         }
     }
 
-    /// A field that holds a single-precision number.
-    pub fn float(&self, value: &GgufValue) -> Result<f32> {
+    /// Returns a single-precision field.
+    pub fn float(&self, value: &FieldValue) -> Result<f32> {
         match value {
-            GgufValue::Fixed32(bits) => Ok(f32::from_bits(*bits)),
+            FieldValue::Fixed32(bits) => Ok(f32::from_bits(*bits)),
             _ => Err(self.damaged("something else stands where a number should")),
         }
     }
 
-    /// Adds what a repeated field of whole numbers holds: one, or a packed list.
-    pub fn integers(&self, value: &GgufValue, into: &mut Vec<i64>) -> Result<()> {
-        let GgufValue::Bytes(range) = value else {
+    /// Appends the values of a repeated integer field: one, or a packed list.
+    pub fn integers(&self, value: &FieldValue, into: &mut Vec<i64>) -> Result<()> {
+        let FieldValue::Bytes(range) = value else {
             into.push(self.integer(value)?);
             return Ok(());
         };
@@ -84,9 +84,9 @@ impl<'a> Message<'a> {
         Ok(())
     }
 
-    /// Adds what a repeated field of single-precision numbers holds: one, or a packed list.
-    pub fn floats(&self, value: &GgufValue, into: &mut Vec<f32>) -> Result<()> {
-        let GgufValue::Bytes(range) = value else {
+    /// Appends the values of a repeated single-precision field: one, or a packed list.
+    pub fn floats(&self, value: &FieldValue, into: &mut Vec<f32>) -> Result<()> {
+        let FieldValue::Bytes(range) = value else {
             into.push(self.float(value)?);
             return Ok(());
         };
@@ -98,18 +98,18 @@ impl<'a> Message<'a> {
         Ok(())
     }
 
-    /// The fields, in the order of the file.
+    /// Returns the fields in the order of the file.
     pub fn fields(&self) -> Fields<'_, 'a> {
         Fields { message: self, at: self.range.start, end: self.range.end }
     }
 
-    /// An error about this message.
+    /// Returns an error about this message.
     pub fn damaged(&self, problem: &str) -> SourceError {
         SourceError::file(self.path, format!("{} at byte {}: {problem}", self.what, self.range.start))
     }
 }
 
-/// Iterates over the fields of a message: number and content.
+/// Iterator over the fields of a message: number and content.
 pub(super) struct Fields<'m, 'a> {
     message: &'m Message<'a>,
     at: usize,
@@ -136,7 +136,7 @@ impl Fields<'_, '_> {
         for shift in (0..64).step_by(7) {
             let range = self.bytes(1)?;
             let byte = u64::from(self.message.file[range.start]);
-            // of the tenth byte, one bit is left
+            // the tenth byte has one significant bit
             if shift == 63 && byte > 1 {
                 break;
             }
@@ -148,21 +148,21 @@ impl Fields<'_, '_> {
         Err(self.message.damaged("a number has more than 64 bits"))
     }
 
-    fn field(&mut self) -> Result<(u64, GgufValue)> {
+    fn field(&mut self) -> Result<(u64, FieldValue)> {
         let key = self.varint()?;
         let value = match key & 7 {
-            0 => GgufValue::Varint(self.varint()?),
+            0 => FieldValue::Varint(self.varint()?),
             1 => {
                 self.bytes(8)?;
-                GgufValue::Fixed64
+                FieldValue::Fixed64
             }
             2 => {
                 let length = self.varint()?;
-                GgufValue::Bytes(self.bytes(length)?)
+                FieldValue::Bytes(self.bytes(length)?)
             }
             5 => {
                 let range = self.bytes(4)?;
-                GgufValue::Fixed32(u32::from_le_bytes(*self.message.file[range].first_chunk().expect("4 bytes")))
+                FieldValue::Fixed32(u32::from_le_bytes(*self.message.file[range].first_chunk().expect("4 bytes")))
             }
             kind => {
                 return Err(self.message.damaged(&format!("a field has wire type {kind}, which doesn't exist here")));
@@ -173,7 +173,7 @@ impl Fields<'_, '_> {
 }
 
 impl Iterator for Fields<'_, '_> {
-    type Item = Result<(u64, GgufValue)>;
+    type Item = Result<(u64, FieldValue)>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.at >= self.end {

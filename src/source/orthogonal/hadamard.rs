@@ -1,5 +1,5 @@
-//! Randomised Hadamard matrices: `Q = diag(s) (A x H) / sqrt(2^k)` for `n = m 2^k` channels, `m` odd, with random signs `s`,
-//! a random orthogonal `m` by `m` matrix `A` and the Hadamard matrix `H` of `2^k`, so that a row costs `n (m + k)`
+//! Randomised Hadamard matrices: `Q = diag(s) (A x H) / sqrt(2^k)` for `n = m 2^k` channels, `m` odd, with random signs
+//! `s`, a random orthogonal `m` by `m` matrix `A` and the Hadamard matrix `H` of `2^k`, so that a row costs `n (m + k)`
 //! operations. Their random numbers depend on a seed only.
 
 use anec_kernels::hadamard::KroneckerHadamard;
@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::tensor::SourceTensor;
 use crate::weight::SquareMatrix;
 
-/// A randomised Hadamard matrix of any size.
+/// Randomised Hadamard matrix of any size.
 pub struct HadamardRotation {
     seed: u64,
     signs: Vec<f32>,
@@ -20,10 +20,10 @@ pub struct HadamardRotation {
 }
 
 impl HadamardRotation {
-    /// The matrix for so many channels.
+    /// Returns the matrix for `size` channels.
     ///
     /// # Errors
-    /// When there are too many.
+    /// Returns an error if `size` is too large.
     pub fn new(size: u64, seed: u64) -> Result<Self> {
         let width = 1usize << size.trailing_zeros();
         let odd = size as usize / width;
@@ -32,14 +32,14 @@ impl HadamardRotation {
         Ok(HadamardRotation { seed, signs, mixing: mixing.t().iter().copied().collect(), width })
     }
 
-    /// `matrix <- Q^T matrix`; a row is multiplied as the column that it is of `Q^T`'s other side: `(x Q)^T = Q^T x^T`.
+    /// Computes `matrix <- Q^T matrix`. Rows are multiplied as columns: `(x Q)^T = Q^T x^T`.
     fn multiply(&self, matrix: &mut [f32], columns: usize, scratch: &mut Vec<f32>) {
         let by = KroneckerHadamard { signs: &self.signs, mixing: &self.mixing, width: self.width };
         by.multiply(matrix, columns, scratch);
     }
 }
 
-/// Columns that are multiplied at a time: what they take fits into a core's cache.
+/// Number of columns multiplied at a time, which fit into a core's cache.
 const COLUMNS: usize = 64;
 
 impl SquareMatrix for HadamardRotation {
@@ -72,8 +72,8 @@ impl SquareMatrix for HadamardRotation {
     }
 }
 
-/// A random orthogonal matrix: a product of reflections at random vectors, of which each next one has one more leading
-/// zero (G. W. Stewart 1980).
+/// Returns a random orthogonal matrix: a product of reflections at random vectors, each with one more leading zero (G.
+/// W. Stewart 1980).
 fn random_orthogonal(size: usize, seed: u64) -> Result<Array2<f64>> {
     let random = Array1::from(normal("reflections", (size * size) as u64, seed)?);
     let mut product = Array2::eye(size);
@@ -86,7 +86,7 @@ fn random_orthogonal(size: usize, seed: u64) -> Result<Array2<f64>> {
     Ok(product)
 }
 
-/// Normally distributed numbers.
+/// Returns normally distributed numbers.
 fn normal(name: &str, count: u64, seed: u64) -> Result<Vec<f64>> {
     let mut values = vec![0.0; count as usize];
     SourceTensor::random(name, &[count], seed, 0.0, 1.0)?.read(0, &mut values)?;

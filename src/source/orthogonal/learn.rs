@@ -1,11 +1,11 @@
-//! A rotation under which the largest weights are small, learned from the weights alone (SpinQuant, arXiv:2405.16406,
-//! without data): `Q = Q_0 diag(R_1, R_2, ..)` with a randomised Hadamard matrix `Q_0` and orthogonal blocks `R_i`, so that
-//! an element costs no more than a product with a row of its block.
+//! Rotation that minimizes the largest weights, learned from the weights alone (SpinQuant, arXiv:2405.16406, without
+//! data): `Q = Q_0 diag(R_1, R_2, ..)` with a randomised Hadamard matrix `Q_0` and orthogonal blocks `R_i`, so that an
+//! element costs no more than a product with a row of its block.
 //!
-//! A tensor's scale is its largest magnitude, for which the 24-norm stands: descent on `sum_t log |X_t R|_24`, where `X_t`
-//! are the rows of largest norm of tensor `t` (the columns of what writes to the stream), in steps of Adam along skew
-//! matrices `S`, with `R <- R (I + S)^-1 (I - S)` (Cayley), for which `R (I - 2 S + 2 S^2 - 2 S^3)` and one step of Newton
-//! and Schulz towards an orthogonal matrix are taken.
+//! A tensor's scale is its largest magnitude, approximated by the 24-norm: Adam descends on `sum_t log |X_t R|_24`,
+//! where `X_t` are the rows of largest norm of tensor `t` (columns for weights that write to the stream). Steps follow
+//! skew matrices `S` by the Cayley transform `R <- R (I + S)^-1 (I - S)`, approximated by `R (I - 2 S + 2 S^2 - 2 S^3)`
+//! and a Newton-Schulz step towards an orthogonal matrix.
 
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -19,33 +19,33 @@ use super::hadamard::HadamardRotation;
 use crate::error::Result;
 use crate::weight::{SourceWeight, SquareMatrix, WeightExtent};
 
-/// Channels of a block, at most and at least.
+/// Maximum and minimum number of channels in a block.
 const WIDEST: u64 = 128;
 const NARROWEST: u64 = 8;
-/// Rows of a tensor that are looked at, at most and at least.
+/// Maximum and minimum number of rows sampled from a tensor.
 const ROWS: usize = 128;
 const FEWEST_ROWS: usize = 16;
-/// Elements of all those rows, at most; and of how many weights one is, so that a small model isn't learned from for longer
-/// than the rest of its conversion takes.
+/// Maximum number of sampled elements, and number of weights per sampled element, so that learning never dominates the
+/// conversion of a small model.
 const ELEMENTS: u64 = 1 << 24;
 const SHARE: u64 = 24;
-/// Steps, and the size of the first; they become smaller down to nothing.
+/// Number of steps and size of the first; sizes decrease to zero.
 const STEPS: usize = 250;
 const RATE: f64 = 0.01;
-/// Memory of Adam's averages.
+/// Decay rates of Adam's averages.
 const MOMENTUM: f64 = 0.9;
 const SQUARES: f64 = 0.99;
-/// Threads, and parts of the gradient, which are summed in their order.
+/// Number of threads, which is also the number of partial gradients, summed in order.
 const PARTS: usize = 8;
 
-/// The blocks of a rotation's matrix.
+/// Blocks of a rotation.
 type Blocks = Arc<Vec<Array2<f32>>>;
 
-/// The last blocks that were learned, with the digest of what they were learned from: a conversion with calibration opens
-/// its source several times. Who learns holds it.
+/// Blocks learned last, with the digest of their input, because a conversion with calibration opens its source several
+/// times. The lock is held while learning.
 static LAST: Mutex<Option<(u64, Blocks)>> = Mutex::new(None);
 
-/// A learned rotation; what it is is found when it is first needed.
+/// Learned rotation, computed at first use.
 pub struct LearnedRotation(Arc<Inner>);
 
 struct Inner {
@@ -57,19 +57,19 @@ struct Inner {
 }
 
 impl LearnedRotation {
-    /// The width of blocks that divide the channels, unless it is too small to learn anything.
+    /// Returns the block width that divides the channels; `None` if it is too small to learn anything.
     pub fn blocks(random: &HadamardRotation) -> Option<u64> {
         let width = WIDEST.min(1 << random.size().trailing_zeros());
         (width >= NARROWEST).then_some(width)
     }
 
-    /// For the weights that read and write the stream, before rotation.
+    /// Returns the rotation for the weights that read and write the stream, before rotation.
     pub fn new(random: HadamardRotation, width: u64, readers: Vec<SourceWeight>, writers: Vec<SourceWeight>) -> Self {
         let blocks = OnceLock::new();
         LearnedRotation(Arc::new(Inner { random, width: width as usize, readers, writers, blocks }))
     }
 
-    /// Something that is read once the rotation is known.
+    /// Returns a weight that is computed after the rotation is known.
     pub fn deferred(&self) -> SourceWeight {
         let inner = self.0.clone();
         SourceWeight::computed("learned rotation", 0, move || inner.blocks().map(|_| Vec::new()))
@@ -98,8 +98,7 @@ impl Inner {
         Ok(self.blocks.get_or_init(|| blocks))
     }
 
-    /// Of every tensor the rows of largest norm, rotated by the random matrix. It doesn't change norms, so the rows are
-    /// chosen before.
+    /// Returns the `count` rows of largest norm.
     fn samples(&self) -> Result<Vec<Array2<f32>>> {
         let size = self.random.size() as usize;
         let tensors = self.readers.len() + self.writers.len();
@@ -157,7 +156,7 @@ impl SquareMatrix for LearnedRotation {
     }
 }
 
-/// The rows of largest norm.
+/// Returns the `count` rows of largest norm.
 fn largest_rows(weight: &SourceWeight, count: usize) -> Result<Array2<f32>> {
     let chosen = largest(&WeightExtent::of(weight)?.row_squares, count);
     let columns = weight.columns() as usize;
@@ -170,7 +169,7 @@ fn largest_rows(weight: &SourceWeight, count: usize) -> Result<Array2<f32>> {
     Ok(rows)
 }
 
-/// The columns of largest norm, as rows.
+/// Returns the `count` columns of largest norm, as rows.
 fn largest_columns(weight: &SourceWeight, count: usize) -> Result<Array2<f32>> {
     let chosen = largest(&WeightExtent::of(weight)?.column_squares, count);
     let mut rows = Array2::zeros((chosen.len(), weight.rows() as usize));
@@ -183,7 +182,7 @@ fn largest_columns(weight: &SourceWeight, count: usize) -> Result<Array2<f32>> {
     Ok(rows)
 }
 
-/// Where the largest of some numbers are.
+/// Returns the indices of the `count` largest numbers.
 fn largest(values: &[f64], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|a, b| values[*b].total_cmp(&values[*a]));
@@ -191,9 +190,9 @@ fn largest(values: &[f64], count: usize) -> Vec<usize> {
     order
 }
 
-/// Works on parts of a list beside each other, always the same ones, and gives what comes out in their order. These are
-/// threads of their own: who waits here for one of the pool could keep it from what it waits for. A part for which the system
-/// gives no thread is worked on by this one.
+/// Processes fixed parts of a list on threads and returns the results in order. These are separate threads, because a
+/// thread of the pool that waits here could block the work it waits for. If the system gives no thread, the caller does
+/// the work.
 fn in_parts<T: Sync, R: Send>(items: &[T], work: impl Fn(&[T]) -> R + Sync) -> Vec<R> {
     let (length, work) = (items.len().div_ceil(PARTS).max(1), &work);
     std::thread::scope(|scope| {
@@ -204,7 +203,7 @@ fn in_parts<T: Sync, R: Send>(items: &[T], work: impl Fn(&[T]) -> R + Sync) -> V
     })
 }
 
-/// The blocks under which the samples' largest elements are smallest.
+/// Returns the blocks that minimize the samples' largest elements.
 fn learn(samples: &[Array2<f32>], size: usize, width: usize) -> Vec<Array2<f32>> {
     let count = size / width;
     let zeros = || vec![Array2::<f64>::zeros((width, width)); count];
@@ -245,19 +244,19 @@ fn learn(samples: &[Array2<f32>], size: usize, width: usize) -> Vec<Array2<f32>>
     narrow(&blocks)
 }
 
-/// `R (I + S)^-1 (I - S)` for a small skew `S`.
+/// Returns `R (I + S)^-1 (I - S)` for a small skew matrix `S`.
 fn turned(block: &Array2<f64>, skew: &Array2<f64>) -> Array2<f64> {
     let square = skew.dot(skew);
     let cayley = Array2::eye(skew.nrows()) - skew * 2.0 + &square * 2.0 - square.dot(skew) * 2.0;
     orthogonal(&orthogonal(&block.dot(&cayley)))
 }
 
-/// A step of Newton and Schulz: nearer to orthogonal.
+/// Returns the result of a Newton-Schulz step, which is nearer to orthogonal.
 fn orthogonal(block: &Array2<f64>) -> Array2<f64> {
     block * 1.5 - block.dot(&block.t().dot(block)) * 0.5
 }
 
-/// Gives `log |X R|_24`, and adds its gradient by the blocks of `R` to `gradient`. `products` is room for `X R`.
+/// Returns `log |X R|_24` and adds its gradient by the blocks of `R` to `gradient`. `products` is a buffer for `X R`.
 fn add_gradient(
     sample: &Array2<f32>,
     blocks: &[Array2<f32>],
@@ -341,7 +340,7 @@ mod tests {
             readers.iter().map(most).sum()
         };
         assert!(logs(&learned) < logs(&plain) - 0.3, "{} {}", logs(&learned), logs(&plain));
-        // columns as the transpose says
+        // columns are multiplied by the transpose
         let mut matrix = vec![0.0; 48 * 5];
         random("m", 48, 5, 4).read(0, &mut matrix).unwrap();
         let expected = dense.t().dot(&Array2::from_shape_vec((48, 5), matrix.clone()).unwrap());

@@ -1,21 +1,21 @@
-//! What encoders' tokenizers put around a text, and between two.
+//! Special tokens that encoders put around a text and between two.
 
 use serde_json::{Map, Value as Json, json};
 
-/// The tokens around a text, and between the two of a pair.
+/// Special tokens around a text and between the two of a pair.
 pub(super) struct Ends<'a> {
-    /// Before a text, or the first of two.
+    /// Token before a text, or before the first of two.
     pub(super) begin: Option<(&'a str, u64)>,
-    /// Behind a text, and each of two.
+    /// Token after a text, and after each of two.
     pub(super) end: Option<(&'a str, u64)>,
-    /// How often the end stands between two texts.
+    /// Number of end tokens between two texts.
     pub(super) between: usize,
-    /// The type of the tokens of the second text.
+    /// Type id of the second text's tokens.
     pub(super) second_type: u64,
 }
 
 impl Ends<'_> {
-    /// As a post-processor of `tokenizer.json`.
+    /// Returns a post-processor of `tokenizer.json`.
     pub(super) fn template(&self) -> Json {
         let special = |(token, _): (&str, u64), kind: u64| json!({"SpecialToken": {"id": token, "type_id": kind}});
         let sequence = |name: &str, kind: u64| json!({"Sequence": {"id": name, "type_id": kind}});

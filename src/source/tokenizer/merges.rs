@@ -1,18 +1,18 @@
-//! Pairs of tokens that become one, as a `tokenizer.json` has them.
+//! Merges of a `tokenizer.json`.
 
 use serde::ser::{Serialize, Serializer};
 
 use crate::gguf::Strings;
 
-/// Pairs of tokens that become one, in the order of their priority.
+/// Merges in order of priority.
 pub(super) enum Merges<'a> {
-    /// As GGUF has them, each with a space between the two.
+    /// As stored in GGUF: two pieces separated by a space.
     Given(&'a Strings),
-    /// Found by scores.
+    /// Derived from scores.
     Found(Vec<(&'a str, &'a str)>),
 }
 
-/// The two tokens of a pair that is given.
+/// Splits a stored merge into its two pieces.
 pub(super) fn pair_of(merge: &str) -> Option<(&str, &str)> {
     str::split_once(merge, ' ')
 }

@@ -1,15 +1,15 @@
-//! SentencePiece's unigram model, XLM-RoBERTa's tokenizer: of all ways to divide a text, that with the best sum of scores.
+//! SentencePiece's unigram model (XLM-RoBERTa), which picks the segmentation with the best sum of scores.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
-use super::{Carried, Ends, TokenizerFile, TokenizerModel};
+use super::{Ends, GgufTokenizer, TokenizerFile, TokenizerModel};
 use crate::error::{Result, SourceError};
 use crate::gguf::{GgufArray, GgufValue};
 
-/// `token_type` of ids that stand for nothing.
+/// `token_type` of unused ids.
 const UNUSED: i64 = 5;
 
 /// Pieces and their scores.
@@ -22,13 +22,13 @@ pub(super) struct Unigram<'a> {
     pub(super) vocab: Vec<(&'a str, f64)>,
 }
 
-impl Carried<'_> {
-    /// The tokenizer of XLM-RoBERTa.
+impl GgufTokenizer<'_> {
+    /// Returns the tokenizer of XLM-RoBERTa.
     pub(super) fn unigram(&self) -> Result<TokenizerFile<'_>> {
         let scores = self.scores()?;
         let unused = |id: usize| self.types.get(id) == Some(&UNUSED);
         let of_used = scores.iter().enumerate().filter(|(id, _)| !unused(*id)).map(|(_, score)| *score);
-        // what is unknown scores less than the worst piece: ids that stand for nothing are none
+        // the unknown token scores below the worst piece; unused ids don't count
         let worst = of_used.fold(0.0, f32::min);
         let score = |id: usize| f64::from(if unused(id) { worst } else { scores[id] });
         let vocab = self.tokens.iter().enumerate().map(|(id, token)| (token, score(id))).collect();
@@ -71,13 +71,13 @@ impl Carried<'_> {
         })
     }
 
-    /// SentencePiece's table of what characters become, as `tokenizer.json` writes it.
+    /// Returns SentencePiece's character map as `tokenizer.json` encodes it.
     fn precompiled_charsmap(&self) -> Result<Option<String>> {
         const KEY: &str = "tokenizer.ggml.precompiled_charsmap";
         match self.metadata.get(KEY) {
             None => Ok(None),
             Some(GgufValue::Array(GgufArray::U8(bytes))) => Ok(Some(STANDARD.encode(bytes))),
-            // a sign makes no difference to bytes
+            // signed and unsigned bytes are the same
             Some(GgufValue::Array(GgufArray::I8(bytes))) => {
                 Ok(Some(STANDARD.encode(bytes.iter().map(|byte| byte.cast_unsigned()).collect::<Vec<u8>>())))
             }

@@ -1,18 +1,18 @@
-//! Tokens and their ids, as a `tokenizer.json` has them.
+//! Vocabulary of a `tokenizer.json`.
 
 use std::hash::BuildHasher;
 
-// its hash is seeded at random, as that of the standard library is, and several times as fast
+// randomly seeded like the standard library's, and several times as fast
 use hashbrown::{DefaultHashBuilder, HashTable};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use crate::gguf::Strings;
 
-/// Tokens and their ids.
+/// Tokens by id, and ids by token.
 pub(super) struct Vocab<'a> {
     pub(super) tokens: &'a Strings,
-    /// The last id of each, should one be there twice. Tokens are found where they are: hundreds of thousands of references to
-    /// them would take several times as much memory.
+    /// Last id of each token. Entries refer to the tokens by index, because hundreds of thousands of references would
+    /// take several times the memory.
     ids: HashTable<usize>,
     hasher: DefaultHashBuilder,
 }
@@ -31,12 +31,12 @@ impl<'a> Vocab<'a> {
         Vocab { tokens, ids, hasher }
     }
 
-    /// The id of a token, if it is one.
+    /// Returns the id of a token.
     pub(super) fn id(&self, token: &str) -> Option<usize> {
         self.ids.find(self.hasher.hash_one(token), |id| self.tokens.get(*id) == Some(token)).copied()
     }
 
-    /// How many tokens differ.
+    /// Number of distinct tokens.
     pub(super) fn len(&self) -> usize {
         self.ids.len()
     }

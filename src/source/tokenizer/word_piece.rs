@@ -1,21 +1,21 @@
-//! WordPiece, BERT's tokenizer: the longest piece first, a word at a time.
+//! WordPiece (BERT), which takes the longest piece first within each word.
 //!
-//! A GGUF spells the pieces otherwise than their `tokenizer.json`: U+2581 before what begins a word, nothing before what goes
-//! on with one. It doesn't say whether letters are lowered.
+//! GGUF spells pieces differently from `tokenizer.json`: with U+2581 before pieces that begin a word, and no mark on
+//! continuations. It doesn't say whether letters are lowercased.
 
 use std::borrow::Cow;
 
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
-use super::{CONTROL, Carried, Ends, TokenizerFile, TokenizerModel, Vocab};
+use super::{CONTROL, Ends, GgufTokenizer, TokenizerFile, TokenizerModel, Vocab};
 use crate::error::Result;
 use crate::gguf::Strings;
 
-/// Longer words are unknown, as in transformers.
+/// Maximum length of a word in characters; longer words are unknown, as in transformers.
 const LONGEST_WORD: u64 = 100;
 
-/// A vocabulary whose words are taken apart from the left.
+/// Model of `tokenizer.json` for WordPiece.
 #[derive(Serialize)]
 pub(super) struct WordPiece<'a> {
     #[serde(rename = "type")]
@@ -26,7 +26,7 @@ pub(super) struct WordPiece<'a> {
     pub(super) vocab: Vocab<'a>,
 }
 
-/// The pieces as `tokenizer.json` spells them.
+/// Returns the pieces in the spelling of `tokenizer.json`.
 pub(super) fn respelt(tokens: &Strings, types: &[i64]) -> Strings {
     tokens
         .iter()
@@ -39,11 +39,11 @@ pub(super) fn respelt(tokens: &Strings, types: &[i64]) -> Strings {
         .collect()
 }
 
-impl Carried<'_> {
-    /// The tokenizer of BERT.
+impl GgufTokenizer<'_> {
+    /// Returns the tokenizer of BERT.
     pub(super) fn word_piece(&self) -> Result<TokenizerFile<'_>> {
         let unknown = self.token(&["tokenizer.ggml.unknown_token_id"], &["[UNK]"])?;
-        // words with capitals are never found by a tokenizer that lowers letters
+        // a vocabulary without capitals belongs to a tokenizer that lowercases
         let plain = |(id, token): &(usize, &str)| self.types.get(*id) != Some(&CONTROL) && !token.starts_with('[');
         let mut words = self.tokens.iter().enumerate().filter(plain);
         let lowercase = !words.any(|(_, token)| token.contains(|letter: char| letter.is_ascii_uppercase()));

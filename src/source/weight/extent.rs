@@ -3,10 +3,10 @@
 use super::SourceWeight;
 use crate::error::Result;
 
-/// Elements that are read at a time, about.
+/// Approximate number of elements read at a time.
 const ELEMENTS: u64 = 1 << 16;
 
-/// How far a matrix reaches.
+/// Maxima and squares of a matrix.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WeightExtent {
     /// Largest magnitude of each row.
@@ -20,10 +20,10 @@ pub struct WeightExtent {
 }
 
 impl WeightExtent {
-    /// Reads all of a weight, one block of rows after another, on this thread.
+    /// Reads a weight block by block on this thread.
     ///
     /// # Errors
-    /// When it can't be read.
+    /// Returns an error if the weight can't be read.
     pub fn of(weight: &SourceWeight) -> Result<WeightExtent> {
         let (rows, columns) = (weight.rows() as usize, weight.columns() as usize);
         let mut extent = WeightExtent {
@@ -32,7 +32,7 @@ impl WeightExtent {
             column_max: vec![0.0; columns],
             column_squares: vec![0.0; columns],
         };
-        // in f32 over the few rows of a block, in f64 over blocks
+        // f32 within a block, f64 across blocks
         let mut maxima = vec![0f32; columns];
         let (mut values, mut squares) = (Vec::new(), vec![0f32; columns]);
         let at_a_time = (ELEMENTS / columns.max(1) as u64).max(1);
@@ -72,7 +72,7 @@ mod tests {
         let extent = WeightExtent::of(&weight).unwrap();
         assert_eq!((extent.row_max, extent.row_squares), (vec![4.0, 3.0], vec![17.25, 13.0]));
         assert_eq!((extent.column_max, extent.column_squares), (vec![2.0, 4.0, 0.5], vec![5.0, 25.0, 0.25]));
-        // more rows than are read at a time
+        // more rows than one block
         let tensor = crate::tensor::SourceTensor::random("t", &[300, 500], 1, 0.0, 1.0).unwrap();
         let extent = WeightExtent::of(&SourceWeight::from(tensor)).unwrap();
         assert_eq!((extent.row_max.len(), extent.column_max.len()), (300, 500));

@@ -1,4 +1,4 @@
-//! What the elements of an expression are, in words.
+//! Textual identity of an expression.
 
 use std::fmt::{self, Write};
 
@@ -9,7 +9,7 @@ use crate::tensor::SourceTensor;
 use anec_base::hexadecimal;
 
 impl SourceWeight {
-    /// The tensors that it is made of, each once.
+    /// Returns the tensors of the expression, each once.
     pub fn tensors(&self) -> Vec<SourceTensor> {
         let mut tensors = Vec::new();
         self.visit(&mut |weight| {
@@ -22,12 +22,12 @@ impl SourceWeight {
         tensors
     }
 
-    /// Names of the tensors that it is made of.
+    /// Returns the names of the tensors.
     pub fn names(&self) -> Vec<String> {
         self.tensors().iter().map(|tensor| tensor.name().to_owned()).collect()
     }
 
-    /// Calls `visitor` for this weight and all that it is made of.
+    /// Calls `visitor` for this weight and all its operands.
     fn visit(&self, visitor: &mut impl FnMut(&SourceWeight)) {
         visitor(self);
         match &*self.node {
@@ -54,8 +54,8 @@ impl SourceWeight {
         }
     }
 
-    /// What the elements are, in words: weights over the same source with equal keys have equal elements in row-major
-    /// order. The shape is no part of it.
+    /// Returns the identity of the elements: weights over the same source with equal keys have equal elements in
+    /// row-major order. The shape isn't part of the key.
     pub fn key(&self) -> String {
         let mut key = String::new();
         self.write_key(&mut key);
@@ -63,7 +63,7 @@ impl SourceWeight {
     }
 
     fn write_key(&self, key: &mut String) {
-        // Writing to a string can't fail.
+        // writing to a string can't fail
         let _ = match &*self.node {
             Node::Tensor(tensor) => write!(key, "{:?}", tensor.name()),
             Node::Values { values, .. } => {
@@ -173,7 +173,7 @@ fn write_keys<'a>(key: &mut String, weights: impl Iterator<Item = &'a SourceWeig
     }
 }
 
-/// What stands for many numbers.
+/// Returns a digest of numbers.
 fn digest<const N: usize>(numbers: impl Iterator<Item = [u8; N]>) -> String {
     let mut hasher = Sha256::new();
     numbers.for_each(|bytes| hasher.update(bytes));

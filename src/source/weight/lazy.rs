@@ -1,8 +1,8 @@
-//! Parts of expressions that aren't computed element by element: vectors that come out of other weights, and products
-//! with a square matrix.
+//! Expressions that aren't computed element by element: vectors derived from other weights, and products with a square
+//! matrix.
 //!
-//! What is computed here is computed under a lock by one thread alone and without the thread pool: a thread of the pool
-//! that waits inside a lock could be waiting for work of its own.
+//! Such values are computed under a lock by one thread, without the thread pool, because a thread of the pool that
+//! waits inside a lock could be waiting for work of its own.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -10,31 +10,31 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use super::SourceWeight;
 use crate::error::{Result, SourceError};
 
-/// A square matrix `Q` by which weights are multiplied in place.
+/// Square matrix `Q` that multiplies weights in place.
 pub trait SquareMatrix: Send + Sync {
-    /// Rows, and columns.
+    /// Number of rows and of columns.
     fn size(&self) -> u64;
 
-    /// What it is, in words: matrices with equal names are equal.
+    /// Returns the identity of the matrix: matrices with equal names are equal.
     fn name(&self) -> String;
 
-    /// `rows <- rows Q`, for rows of [`size`](SquareMatrix::size) elements one after another.
+    /// Computes `rows <- rows Q` for consecutive rows of [`size`](SquareMatrix::size) elements.
     ///
     /// # Errors
-    /// When the matrix can't be computed.
+    /// Returns an error if the matrix can't be computed.
     fn multiply_rows(&self, rows: &mut [f32]) -> Result<()>;
 
-    /// `matrix <- Q^T matrix`, for a matrix of [`size`](SquareMatrix::size) rows and `columns` columns.
+    /// Computes `matrix <- Q^T matrix` for a matrix of [`size`](SquareMatrix::size) rows and `columns` columns.
     ///
     /// # Errors
-    /// When the matrix can't be computed.
+    /// Returns an error if the matrix can't be computed.
     fn multiply_columns(&self, matrix: &mut [f32], columns: usize) -> Result<()>;
 }
 
-/// Computes a vector.
+/// Function that computes a vector.
 type Compute = Box<dyn Fn() -> Result<Vec<f32>> + Send + Sync>;
 
-/// A vector that is computed when it is read for the first time, and then kept.
+/// Vector that is computed at the first read and kept.
 pub(super) struct Computed {
     pub(super) name: String,
     compute: Compute,
@@ -59,34 +59,34 @@ impl Computed {
         Ok(self.values.get_or_init(|| values))
     }
 
-    /// Elements `first ..` of `length`.
+    /// Reads elements from `first` on, of `length`.
     pub(super) fn read(&self, length: u64, first: u64, out: &mut [f32]) -> Result<()> {
         out.copy_from_slice(&self.values(length)?[first as usize..][..out.len()]);
         Ok(())
     }
 }
 
-/// Computes rows from the first on until the buffer, of whole rows, is full.
+/// Function that computes rows from the first on until the buffer, of whole rows, is full.
 type ComputeRows = Box<dyn Fn(u64, &mut [f32]) -> Result<()> + Send + Sync>;
 
-/// A matrix whose rows are computed when they are read.
+/// Matrix whose rows are computed when they are read.
 pub(super) struct ComputedRows {
     pub(super) name: String,
     pub(super) columns: u64,
-    /// What each row is made of the same row of.
+    /// Operands of which a row needs the same row.
     pub(super) by_row: Vec<SourceWeight>,
-    /// What each row is made of all of.
+    /// Operands of which a row needs all elements.
     pub(super) whole: Vec<SourceWeight>,
     compute: ComputeRows,
 }
 
 impl ComputedRows {
-    /// The weights that it is made of.
+    /// Returns all operands.
     pub(super) fn of(&self) -> impl Iterator<Item = &SourceWeight> {
         self.by_row.iter().chain(&self.whole)
     }
 
-    /// Elements `first ..`: rows that are only wanted in part are computed as a whole.
+    /// Reads elements from `first` on; partially read rows are computed whole.
     pub(super) fn read(&self, first: u64, out: &mut [f32]) -> Result<()> {
         let end = first + out.len() as u64;
         let (start, stop) = (first - first % self.columns, end.next_multiple_of(self.columns));
@@ -107,12 +107,12 @@ impl ComputedRows {
     }
 }
 
-/// Values of a whole weight, held from the first read of what needs them to the release of its last element.
+/// Values of a whole weight, held from the first read until its last element is released.
 #[derive(Default)]
 struct Held(Mutex<Option<Arc<Vec<f32>>>>);
 
 impl Held {
-    /// The values of a weight; what `prepare` makes of them is held.
+    /// Returns the values of a weight, transformed by `prepare` and held.
     fn values(&self, of: &SourceWeight, prepare: impl FnOnce(&mut [f32]) -> Result<()>) -> Result<Arc<Vec<f32>>> {
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(values) = &*held {
@@ -125,7 +125,7 @@ impl Held {
         Ok(held.insert(Arc::new(values)).clone())
     }
 
-    /// Gives the values up once `range` reaches the end of so many elements.
+    /// Frees the values when `range` reaches the end of `elements`.
     fn release(&self, range: &Range<u64>, elements: u64) {
         if range.end >= elements {
             *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -133,7 +133,7 @@ impl Held {
     }
 }
 
-/// `Q^T W`: each element depends on a whole column, so all of it is held.
+/// `Q^T W`, which is held whole because each element depends on a column.
 pub(super) struct Product {
     pub(super) of: SourceWeight,
     pub(super) matrix: Arc<dyn SquareMatrix>,
@@ -153,7 +153,7 @@ impl Product {
     }
 }
 
-/// `W + s B A` with narrow B `[rows, rank]` and A `[rank, columns]`, of which A is held.
+/// `W + s B A` with narrow B `[rows, rank]` and A `[rank, columns]`, where A is held.
 pub(super) struct LowRankSum {
     pub(super) of: SourceWeight,
     pub(super) up: SourceWeight,
@@ -190,10 +190,10 @@ impl LowRankSum {
 }
 
 impl SourceWeight {
-    /// `W + scale up down`: a matrix plus the product of `up` `[rows, rank]` and `down` `[rank, columns]`.
+    /// Returns `W + scale up down`: a matrix plus the product of `up` `[rows, rank]` and `down` `[rank, columns]`.
     ///
     /// # Errors
-    /// When the shapes don't fit.
+    /// Returns an error if the shapes don't fit.
     pub fn plus_product(&self, up: &SourceWeight, down: &SourceWeight, scale: f32) -> Result<SourceWeight> {
         let product = [up.rows(), down.columns()];
         if *self.shape != product || up.columns() != down.rows() {
@@ -205,8 +205,8 @@ impl SourceWeight {
         Ok(SourceWeight { node: Arc::new(super::Node::LowRankSum(sum)), shape: self.shape.clone() })
     }
 
-    /// A vector that `compute` gives when it is first read; `name` says what it is, and vectors of one name are equal.
-    /// `compute` must not use the thread pool.
+    /// Returns a vector that `compute` returns at the first read. Vectors with the same `name` must be equal. `compute`
+    /// must not use the thread pool.
     pub fn computed(
         name: &str,
         length: u64,
@@ -221,12 +221,12 @@ impl SourceWeight {
         SourceWeight { node: Arc::new(super::Node::Computed(computed)), shape: [length].into() }
     }
 
-    /// A matrix of `columns` columns whose rows `compute` makes when they are read, of the same rows of `by_row` and of all
-    /// that is `whole`; it is given the first row and a buffer of whole rows. `name` says what it is, and matrices of one
-    /// name made of the same weights are equal. `compute` must not use the thread pool.
+    /// Returns a matrix of `columns` columns whose rows `compute` fills when they are read, from the first row and a
+    /// buffer of whole rows. A row depends on the same row of `by_row` and on all of `whole`. Matrices with the same
+    /// `name` and operands must be equal. `compute` must not use the thread pool.
     ///
     /// # Errors
-    /// When the weights by row differ in their rows, or there are none.
+    /// Returns an error if the weights of `by_row` differ in rows, or there are none.
     pub fn computed_rows(
         name: &str,
         columns: u64,
@@ -244,10 +244,10 @@ impl SourceWeight {
         Ok(SourceWeight { node: Arc::new(super::Node::ComputedRows(computed)), shape: [rows, columns].into() })
     }
 
-    /// `W Q`: every row times a square matrix.
+    /// Returns `W Q`: every row times a square matrix.
     ///
     /// # Errors
-    /// When rows aren't as long as those of the matrix.
+    /// Returns an error if rows have another length than the matrix.
     pub fn times(&self, matrix: &Arc<dyn SquareMatrix>) -> Result<SourceWeight> {
         if self.columns() != matrix.size() {
             return Err(self.wrong(format!("{} columns times a matrix of {}", self.columns(), matrix.size())));
@@ -256,8 +256,7 @@ impl SourceWeight {
         Ok(SourceWeight { node: Arc::new(node), shape: self.shape.clone() })
     }
 
-    /// Whether all of its rows were multiplied by a square matrix, of whatever else they are made: what they are multiplied by next is a
-    /// mixture of channels.
+    /// Whether all rows were multiplied by a square matrix, so that the inputs they meet are mixtures of channels.
     pub fn is_rotated(&self) -> bool {
         use super::Node;
         match &*self.node {
@@ -269,10 +268,10 @@ impl SourceWeight {
         }
     }
 
-    /// `Q^T W`: every column of a matrix times a square matrix. It is held in memory while it is read.
+    /// Returns `Q^T W`: every column times a square matrix. The product is held in memory while it is read.
     ///
     /// # Errors
-    /// When it isn't a matrix with as many rows as the square one.
+    /// Returns an error if this isn't a matrix with as many rows as the square one.
     pub fn transposed_times(&self, matrix: &Arc<dyn SquareMatrix>) -> Result<SourceWeight> {
         if self.shape.len() != 2 || self.shape[0] != matrix.size() {
             return Err(self.wrong(format!("a matrix of {} times shape {:?}", matrix.size(), self.shape)));
@@ -282,7 +281,7 @@ impl SourceWeight {
     }
 }
 
-/// Reads elements `first ..` of `W Q`: rows that are only wanted in part are computed as a whole.
+/// Reads elements from `first` on of `W Q`; partially read rows are computed whole.
 pub(super) fn read_times(of: &SourceWeight, matrix: &dyn SquareMatrix, first: u64, out: &mut [f32]) -> Result<()> {
     let width = matrix.size();
     let end = first + out.len() as u64;

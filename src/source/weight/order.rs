@@ -1,27 +1,26 @@
-//! New orders of rows.
+//! Row orders.
 
 use std::sync::Arc;
 
-/// A new order of the entries of the outermost dimension.
+/// Order of the entries of the outermost dimension.
 #[derive(Clone, Debug)]
 pub enum RowOrder {
-    /// Query or key rows as llama.cpp stores them, in which rotary pairs are neighbours, to rows as transformers has
-    /// them, in which a pair's members are half of the rotated dimensions apart. Dimensions of a head beyond
-    /// `rotary_dim` stay.
+    /// Order from llama.cpp's query and key rows, where rotary pairs are neighbours, to transformers', where the
+    /// members of a pair are half of the rotated dimensions apart. Dimensions of a head beyond `rotary_dim` stay.
     InterleavedToHalves {
-        /// Rows of a head.
+        /// Number of rows in a head.
         head_dim: u64,
-        /// How many of them are rotated; even.
+        /// Number of rotated rows; even.
         rotary_dim: u64,
     },
-    /// Entries as a matrix of so many rows and columns, on its side: the first of each row, then the second of each.
+    /// Transposed order of a matrix of the given rows and columns.
     Transposed([u64; 2]),
-    /// Entry `i` of the result is entry `rows[i]`; entries may be left out or repeated.
+    /// Entry `i` of the result is entry `rows[i]`; entries may be omitted or repeated.
     Explicit(Arc<[u64]>),
 }
 
 impl RowOrder {
-    /// Which entry stands at `row` of the result.
+    /// Returns the entry at `row` of the result.
     pub(super) fn origin(&self, row: u64) -> u64 {
         match self {
             &RowOrder::InterleavedToHalves { head_dim, rotary_dim } => {
@@ -34,7 +33,7 @@ impl RowOrder {
         }
     }
 
-    /// Entries of the result for `rows` entries, or what is wrong.
+    /// Returns the number of entries of the result for `rows` entries, or the problem.
     pub(super) fn length(&self, rows: u64) -> Result<u64, String> {
         match self {
             &RowOrder::InterleavedToHalves { head_dim, rotary_dim } => {

@@ -1,4 +1,4 @@
-//! Reading: the elements of an expression, and where each comes from.
+//! Element access, and the origin of each element.
 
 use std::ops::Range;
 
@@ -7,23 +7,23 @@ use crate::error::{Result, SourceError};
 use crate::tensor::{check_elements, check_rows};
 
 impl SourceWeight {
-    /// Computes rows `first_row ..` until `out` is full.
+    /// Computes rows from `first_row` on until `out` is full.
     ///
     /// # Errors
-    /// When `out` isn't whole rows, or more than there are.
+    /// Returns an error if `out` isn't whole rows, or more rows than there are.
     pub fn read_rows(&self, first_row: u64, out: &mut [f32]) -> Result<()> {
         let inside = check_rows("", self.rows(), self.columns(), first_row, out.len() as u64);
         match inside {
             Ok(first) => self.read(first, out),
-            // The key, which is costly, is only made for the message.
+            // the key is costly and only made for the message
             Err(_) => check_rows(&self.key(), self.rows(), self.columns(), first_row, out.len() as u64).map(|_| ()),
         }
     }
 
-    /// Computes elements `first ..`, in row-major order, until `out` is full.
+    /// Computes elements from `first` on, in row-major order, until `out` is full.
     ///
     /// # Errors
-    /// When there are fewer.
+    /// Returns an error if there are fewer.
     pub fn read(&self, first: u64, out: &mut [f32]) -> Result<()> {
         let length = out.len() as u64;
         if check_elements("", self.elements(), first, length).is_err() {
@@ -58,7 +58,7 @@ impl SourceWeight {
                 of.read(first, out)?;
                 let mut row = vec![0.0; vector.elements() as usize];
                 vector.read(0, &mut row)?;
-                // the first row may begin in the middle
+                // the first row may be read from its middle
                 let (mut rest, mut column) = (out, (first % vector.elements().max(1)) as usize);
                 while !rest.is_empty() {
                     let (part, after) = rest.split_at_mut((row.len() - column).min(rest.len()));
@@ -86,8 +86,8 @@ impl SourceWeight {
         Ok(())
     }
 
-    /// Where the elements from `at` are found: in which weight, from which of its elements, and how many of at most
-    /// `length` follow each other there. At least one does: `at` is inside this weight.
+    /// Returns the operand that holds element `at`, the element's index in it, and the number of elements, at most
+    /// `length`, that follow there. `at` must be inside this weight.
     fn piece(&self, at: u64, length: u64) -> (&SourceWeight, u64, u64) {
         match &*self.node {
             Node::Slice { of, first } => (of, first + at, length),
@@ -113,7 +113,7 @@ impl SourceWeight {
                 (of, matrix * rows * columns + place % rows * columns + place / rows, 1)
             }
             Node::Map { of, .. } | Node::ByColumn { of, .. } | Node::ByRow { of, .. } => (of, at, length),
-            // a code is finite, so a number that isn't comes from its scale
+            // codes are finite, so that other numbers come from scales
             Node::Blocks { codes, scales, block: [rows, columns], .. } => {
                 let (row, column) = (at / codes.columns(), at % codes.columns());
                 (scales, row / rows * scales.columns() + column / columns, 1)
@@ -128,7 +128,7 @@ impl SourceWeight {
         }
     }
 
-    /// Gives back the memory that reading elements `range` took (see `SourceTensor::release`).
+    /// Returns memory from reading elements to the system (see `SourceTensor::release`).
     pub fn release(&self, range: Range<u64>) {
         match &*self.node {
             Node::Tensor(tensor) => tensor.release(range),
@@ -145,7 +145,7 @@ impl SourceWeight {
                     start = end;
                 }
             }
-            // What is read lies here and there.
+            // elements are scattered over the operand
             Node::Reordered { of, .. } | Node::Columns { of, .. } | Node::Transposed(of) => {
                 of.release(0..of.elements())
             }
@@ -168,20 +168,20 @@ impl SourceWeight {
         }
     }
 
-    /// Checks numbers that were read from `first_row` on.
+    /// Checks that values read from `first_row` on are finite.
     ///
     /// # Errors
-    /// When one isn't finite: an error that names the tensor, row and column that it came from.
+    /// Returns [`SourceError::NotFinite`] with the tensor, row and column of the first value that isn't.
     pub fn check_finite(&self, first_row: u64, values: &[f32]) -> Result<()> {
         let Some(index) = values.iter().position(|value| !value.is_finite()) else { return Ok(()) };
         let (mut weight, mut element) = (self, first_row * self.columns() + index as u64);
         let (name, columns) = loop {
             match &*weight.node {
-                // A weight can have another shape than its tensor.
+                // a weight can have another shape than its tensor
                 Node::Tensor(tensor) => break (tensor.name().to_owned(), tensor.columns()),
                 Node::Values { name, .. } => break (name.clone(), weight.columns()),
                 Node::Computed(computed) => break (computed.name.clone(), weight.columns()),
-                // as above, where all weights have a row for each of its rows
+                // as above, if all operands have these rows
                 Node::ComputedRows(computed) => {
                     let row = element / computed.columns;
                     for of in &computed.by_row {
@@ -192,7 +192,7 @@ impl SourceWeight {
                     }
                     break (computed.name.clone(), computed.columns);
                 }
-                // one number that isn't finite spoils all that it is mixed with
+                // one non-finite number spoils all that it is mixed with
                 Node::Times { of, matrix } => {
                     let row = element / matrix.size();
                     of.check_rows_finite(row..row + 1)?;
@@ -227,7 +227,7 @@ impl SourceWeight {
     }
 }
 
-/// Multiplies what was read from element `first` on by the factors of its rows.
+/// Multiplies values read from element `first` on by the factors of their rows.
 fn multiply_by_row(vector: &SourceWeight, columns: u64, first: u64, out: &mut [f32]) -> Result<()> {
     if out.is_empty() {
         return Ok(());
@@ -245,8 +245,8 @@ fn multiply_by_row(vector: &SourceWeight, columns: u64, first: u64, out: &mut [f
     Ok(())
 }
 
-/// Computes elements `first ..` of transposed matrices. Rows of the result are columns of `of`: each row of `of` is read
-/// once, as far as it is needed, and dealt out.
+/// Computes elements from `first` on of transposed matrices. Rows of the result are columns of `of`: each row of `of`
+/// is read once, as far as needed, and scattered.
 fn read_transposed(of: &SourceWeight, first: u64, out: &mut [f32]) -> Result<()> {
     let (rows, columns) = (of.shape[of.shape.len() - 2], of.columns());
     let matrix = rows * columns;
@@ -273,7 +273,7 @@ fn read_transposed(of: &SourceWeight, first: u64, out: &mut [f32]) -> Result<()>
     Ok(())
 }
 
-/// Decodes elements `first ..` of a matrix in blocks.
+/// Decodes elements from `first` on of a matrix in blocks.
 fn read_blocks(
     codes: &SourceWeight,
     scales: &SourceWeight,

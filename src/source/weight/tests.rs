@@ -1,4 +1,4 @@
-//! Every expression is compared with the same expression written out over plain vectors.
+//! Comparison of every expression with plain loops over vectors.
 
 use proptest::prelude::*;
 
@@ -17,7 +17,7 @@ fn all(weight: &SourceWeight) -> Vec<f32> {
     values
 }
 
-/// Whole part of the first column: which row of `numbered` each row came from.
+/// Returns the row of `numbered` that each row came from.
 fn row_numbers(weight: &SourceWeight) -> Vec<u64> {
     all(weight).chunks(weight.columns() as usize).map(|row| row[0] as u64).collect()
 }
@@ -58,7 +58,7 @@ fn columns_have_a_bias_and_a_scale_of_their_own() {
         .flat_map(|row| [(row as f32 + 0.5) * 2.0, row as f32 + 0.01, (row as f32 + 0.02 - 1.0) * -4.0])
         .collect();
     assert_eq!(all(&scaled), expected);
-    // from the middle of a row on, and through a slice
+    // from the middle of a row, and through a slice
     let mut middle = [0.0; 5];
     scaled.read(4, &mut middle).unwrap();
     assert_eq!(middle[..], expected[4..9]);
@@ -105,7 +105,7 @@ fn rows_that_alternate_are_put_apart() {
 fn columns_are_cut_from_every_row() {
     let middle = numbered("w", 3, 5).columns_range(1..3).unwrap();
     assert_eq!(all(&middle), [0.01, 0.02, 1.01, 1.02, 2.01, 2.02]);
-    // Under another shape they are the same elements.
+    // reshaping keeps the elements
     assert_eq!(all(&middle.reshape(&[6]).unwrap()), all(&middle));
     assert_eq!(all(&middle.reshape(&[6]).unwrap().slice(2..4).unwrap()), [1.01, 1.02]);
     let vector = SourceWeight::from_values("v", &[4], vec![0.0, 1.0, 2.0, 3.0]).unwrap();
@@ -165,7 +165,7 @@ fn equal_keys_mean_equal_elements_and_neutral_steps_leave_no_trace() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_with_the_weight_named() {
+fn mismatched_shapes_are_refused_with_the_weight_named() {
     let weight = SourceWeight::from(SourceTensor::random("w", &[4, 6], 1, 0.0, 1.0).unwrap());
     let mut row_and_a_half = [0.0; 9];
     let mut two_rows = [0.0; 12];
@@ -216,7 +216,7 @@ fn a_number_that_is_not_finite_is_traced_to_its_tensor() {
     assert_eq!(weight.transpose().unwrap().check_finite(0, &turned).unwrap_err().to_string(), expected);
 }
 
-/// `Q` of two by two, not symmetric.
+/// Two-by-two `Q`, not symmetric.
 struct Two;
 
 const TWO: [[f32; 2]; 2] = [[1.0, 2.0], [3.0, 5.0]];
@@ -268,7 +268,7 @@ fn a_square_matrix_multiplies_rows_and_columns() {
     assert_eq!(all(&columns.columns_range(1..2).unwrap()), [3.0, 5.0]);
     let scaled = columns.multiply_rows(&SourceWeight::from_values("s", &[3], vec![1.0, 2.0, 3.0]).unwrap()).unwrap();
     assert_eq!(all(&scaled.columns_range(1..3).unwrap()), [6.0, -3.0, 10.0, -3.0]);
-    // rows stay rotated in any order and of any size, parts of them aren't
+    // rows stay rotated in any order and scale; parts of rows don't
     let halves = SourceWeight::from_values("s", &[3], vec![0.5; 3]).unwrap();
     let reordered = rows.scale_rows(&halves).unwrap().reorder(RowOrder::Explicit([2, 0].into()));
     assert!(rows.is_rotated() && rows.slice(1..3).unwrap().is_rotated() && reordered.is_ok_and(|w| w.is_rotated()));
@@ -281,7 +281,7 @@ fn a_square_matrix_multiplies_rows_and_columns() {
 }
 
 #[test]
-fn what_a_matrix_mixes_is_traced_to_the_number_that_is_none() {
+fn non_finite_products_are_traced_to_their_source() {
     let two: std::sync::Arc<dyn SquareMatrix> = std::sync::Arc::new(Two);
     let bad = SourceWeight::from_values("bad", &[3, 2], vec![1.0, 1.0, 1.0, f32::INFINITY, 1.0, 1.0]).unwrap();
     let rows = bad.times(&two).unwrap();
@@ -316,7 +316,7 @@ fn rows_have_a_scale_of_their_own_that_may_be_computed() {
     assert!(short.read(0, &mut [0.0; 4]).unwrap_err().to_string().contains("expected 4"));
 }
 
-/// A step of building an expression, with numbers that are fitted to the shape at hand.
+/// Step of building an expression; numbers are fitted to the shape.
 #[derive(Clone, Debug)]
 enum Step {
     Slice(u64, u64),

@@ -1,4 +1,4 @@
-//! Against a hub on this machine.
+//! Tests against a hub on this machine.
 
 use tempfile::TempDir;
 
@@ -25,7 +25,7 @@ fn download(hub: &FakeHub, cache: &TempDir, name: &str) -> Result<PathBuf> {
     client(hub.endpoint(), cache).download(&location(name), &Progress::hidden())
 }
 
-/// An address where nobody answers.
+/// Address without a server.
 const NOBODY: &str = "http://127.0.0.1:9";
 
 #[test]
@@ -51,7 +51,7 @@ fn a_sharded_model_is_downloaded_once_and_then_found_offline() {
 
     let offline = Client::new("hf:owner/model", HubCache::new(cache.path()), None);
     assert_eq!(offline.download(&location, &Progress::hidden()).unwrap(), folder);
-    // a hub that doesn't answer is like none
+    // a hub that doesn't answer is treated like offline
     let commit = client(hub.endpoint(), &cache).commit(&location).unwrap();
     assert_eq!(client(NOBODY, &cache).download(&location, &Progress::hidden()).unwrap(), folder);
     assert_eq!(client(NOBODY, &cache).commit(&location).unwrap(), commit);
@@ -74,7 +74,7 @@ fn of_many_ggufs_only_the_named_one_is_downloaded() {
 }
 
 #[test]
-fn a_hub_that_says_no_is_told_from_one_that_is_silent() {
+fn a_refusing_hub_is_told_from_a_silent_one() {
     let cache = TempDir::new().unwrap();
     let error = download(&hub(&[]), &cache, "hf:owner/other").unwrap_err();
     assert!(error.to_string().contains("the hub doesn't have the repository"), "{error}");
