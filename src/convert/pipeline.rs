@@ -147,7 +147,7 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
     let chosen = match choose.map(|choose| choose_in(&calibration, choose)).transpose() {
         Ok(chosen) => chosen,
         Err(error) => {
-            journal.discard_if_empty(&partial);
+            journal.discard_after(&error, &partial);
             return Err(error);
         }
     };
@@ -171,7 +171,7 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
     let mut written = match run.write_all(&mut journal, &host, text) {
         Ok(written) => written,
         Err(error) => {
-            journal.discard_if_empty(&partial);
+            journal.discard_after(&error, &partial);
             return Err(error);
         }
     };
@@ -196,6 +196,7 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
     report.notes.extend(coreai::note(&manifest));
     report.notes.extend(notes::of_losses(&report));
     report.notes.extend(notes::of_source(&manifest, source, &bundle));
+    report.notes.extend(written.text.notes.iter().cloned());
     report.notes.extend(written.text.unreadable.as_deref().map(notes::of_tokenizer));
     files::write_json(&partial.join(report::FILE_NAME), &report)?;
     files::write_json(&partial.join(anec_bundle::FILE_NAME), &bundle)?;

@@ -1,6 +1,6 @@
 //! Chat templates: Jinja as Hugging Face transformers renders it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use anec_base::FileError;
@@ -131,6 +131,8 @@ pub struct ChatTemplate {
     tools: OnceLock<ToolsPlace>,
     /// Whether the template writes messages of the role `developer`.
     developer: OnceLock<bool>,
+    /// Template for conversations with tools, if there is another.
+    with_tools: Option<Box<ChatTemplate>>,
 }
 
 /// Text whose presence in a rendering shows that a template uses a value.
@@ -144,11 +146,14 @@ impl ChatTemplate {
     /// # Errors
     /// If the bundle has none, or it can't be parsed.
     pub fn of(bundle: &Bundle, folder: &Path, tokenizer: &Tokenizer) -> Result<Self, RuntimeError> {
-        let Some(file) = bundle.tokenizer.get("chat_template") else {
+        let read = |what: &str| -> Result<Option<String>, RuntimeError> {
+            let path = bundle.tokenizer.get(what).map(|file| folder.join(file));
+            let read = |path: PathBuf| std::fs::read_to_string(&path).map_err(FileError::of(&path, "read"));
+            Ok(path.map(read).transpose()?)
+        };
+        let Some(source) = read("chat_template")? else {
             return Err(RuntimeError::NoChatTemplate { path: folder.to_owned() });
         };
-        let path = folder.join(file);
-        let source = std::fs::read_to_string(&path).map_err(FileError::of(&path, "read"))?;
         let config = match bundle.tokenizer.get("tokenizer_config") {
             Some(file) => read_json(&folder.join(file))?,
             None => Json::Null,
@@ -157,7 +162,12 @@ impl ChatTemplate {
         let spelling = |id: Option<u64>| id.and_then(|id| tokenizer.token(u32::try_from(id).ok()?));
         let bos = named_token(&config["bos_token"]).or_else(|| spelling(model.bos_token_id));
         let eos = named_token(&config["eos_token"]).or_else(|| spelling(model.eos_token_ids.first().copied()));
-        Self::new(&source, &bos.unwrap_or_default(), &eos.unwrap_or_default())
+        let (bos, eos) = (bos.unwrap_or_default(), eos.unwrap_or_default());
+        let mut template = Self::new(&source, &bos, &eos)?;
+        if let Some(source) = read("chat_template_tools")? {
+            template.with_tools = Some(Box::new(Self::new(&source, &bos, &eos)?));
+        }
+        Ok(template)
     }
 
     /// Parses a template. `bos_token` and `eos_token` are the spellings of the tokens that begin and end a text.
@@ -172,7 +182,16 @@ impl ChatTemplate {
             eos_token: eos_token.to_owned(),
             tools: OnceLock::new(),
             developer: OnceLock::new(),
+            with_tools: None,
         })
+    }
+
+    /// Returns the template for a conversation: another one if there are tools.
+    fn of_chat(&self, chat: &Chat) -> &Self {
+        match &self.with_tools {
+            Some(template) if !chat.tools.is_empty() => template,
+            _ => self,
+        }
     }
 
     /// Returns the source of the template.
@@ -182,7 +201,7 @@ impl ChatTemplate {
 
     /// Returns whether tools reach the model.
     pub fn takes_tools(&self) -> bool {
-        self.tools_place() != ToolsPlace::None
+        self.tools_place() != ToolsPlace::None || self.with_tools.is_some()
     }
 
     /// Finds the place of the tools by rendering a conversation with a tool.
@@ -231,9 +250,10 @@ impl ChatTemplate {
     /// # Errors
     /// If the template refuses the conversation, or leaves out a message.
     pub fn render(&self, chat: &Chat) -> Result<String, RuntimeError> {
-        let chat = self.with_known_roles(chat);
-        let text = self.render_json(chat.to_json(self.tools_place()), &chat)?;
-        self.check_messages(&chat, &text)?;
+        let template = self.of_chat(chat);
+        let chat = template.with_known_roles(chat);
+        let text = template.render_json(chat.to_json(template.tools_place()), &chat)?;
+        template.check_messages(&chat, &text)?;
         Ok(text)
     }
 
@@ -297,14 +317,15 @@ impl ChatTemplate {
     /// # Errors
     /// Returns any error of [`ChatTemplate::encode`], and [`RuntimeError::TextTooLong`].
     pub fn encode_within(&self, tokenizer: &Tokenizer, chat: &Chat, context: u64) -> Result<Vec<u32>, RuntimeError> {
-        let chat = self.with_known_roles(chat);
+        let template = self.of_chat(chat);
+        let chat = template.with_known_roles(chat);
         let chat = &*chat;
         // before the work of rendering: templates keep all but the reasoning of earlier answers
         let kept = chat.messages.iter().filter(|message| message.role == "user");
         for content in kept.filter_map(|message| message.content.as_deref()) {
             tokenizer.check_length(content, context)?;
         }
-        let mut json = chat.to_json(self.tools_place());
+        let mut json = chat.to_json(template.tools_place());
         let mut texts = Vec::new();
         for_each_string(&mut json, &mut |text| texts.push(text.clone()));
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
@@ -316,9 +337,9 @@ impl ChatTemplate {
                     text.clone_from(hidden);
                 }
             });
-            let text = self.render_json(json, chat)?;
+            let text = template.render_json(json, chat)?;
             match is_plain {
-                true => self.check_messages(chat, &text)?,
+                true => template.check_messages(chat, &text)?,
                 false => drop(self.render(chat)?),
             }
             tokenizer.check_length(&text, context)?;
@@ -337,7 +358,7 @@ fn named_token(value: &Json) -> Option<String> {
 }
 
 fn read_json(path: &Path) -> Result<Json, RuntimeError> {
-    let bytes = std::fs::read(path).map_err(FileError::of(path, "read"))?;
+    let bytes = input::read_file(path, input::MOST_JSON)?;
     serde_json::from_slice(&bytes).map_err(|error| RuntimeError::bundle(path, format!("it isn't JSON: {error}")))
 }
 

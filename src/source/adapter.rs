@@ -52,6 +52,9 @@ const KNOWN: &[&str] = &[
     "use_rslora",
 ];
 
+/// Advice for adapters that aren't merged here.
+const MERGE: &str = "merge it into its model with PEFT (`merge_and_unload`), and convert the merged model";
+
 /// Adapter read from a folder.
 #[derive(Debug)]
 pub struct Adapter {
@@ -123,7 +126,7 @@ impl Adapter {
             let place = match parts[at] {
                 "lora_A" | "lora_embedding_A" => &mut own.down,
                 "lora_B" | "lora_embedding_B" => &mut own.up,
-                "lora_magnitude_vector" => return Err(wrong("it is DoRA's, whose weights aren't a sum")),
+                "lora_magnitude_vector" => return Err(wrong("it is DoRA's, whose weights aren't a sum").advise(MERGE)),
                 _ => return Err(wrong("it is no factor of a low-rank sum")),
             };
             if place.replace(tensor.clone()).is_some() {
@@ -149,7 +152,7 @@ impl Ranks {
         let map = config.as_object().unwrap_or(&empty);
         let wrong = |key: &str, expected: &str| {
             let found = map.get(key).map_or_else(|| "absent".to_owned(), Json::to_string);
-            SourceError::key(path, key, format!("it is {found}; expected {expected}"))
+            SourceError::key(path, key, format!("it is {found}; expected {expected}")).advise(MERGE)
         };
         let is = |key: &str, value: &str| map.get(key).and_then(Json::as_str).is_none_or(|found| found == value);
         if map.get("peft_type").and_then(Json::as_str) != Some("LORA") {

@@ -5,9 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use serde_json::Value as Json;
 
-use anec_base::FileError;
-
-use anec_base::{ContentDigest, MappedFile};
+use anec_base::{ContentDigest, FileError, MappedFile, input};
 
 use super::error::{Result, SourceError};
 
@@ -96,14 +94,71 @@ impl SourceFile {
     }
 }
 
-/// Reads a JSON file.
+/// Reads a JSON file. `NaN`, `Infinity` and `-Infinity`, which Python writes, become objects as transformers writes them:
+/// `{"__float__": "Infinity"}`.
 ///
 /// # Errors
-/// Returns an error if it can't be read or isn't JSON.
+/// Returns an error if the file can't be read or isn't JSON.
 pub fn read_json(path: &Path) -> Result<Json> {
-    let bytes = std::fs::read(path).map_err(FileError::of(path, "read"))?;
+    let bytes = input::read_file(path, input::MOST_JSON)?;
     refuse_pointer(path, &bytes)?;
     // some editors write a byte order mark
     let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
-    serde_json::from_slice(text).map_err(|error| SourceError::file(path, format!("it isn't JSON: {error}")))
+    let json = serde_json::from_slice(text).or_else(|error| {
+        let of_python = without_python_floats(text);
+        of_python.and_then(|text| serde_json::from_slice(&text).ok()).ok_or(error)
+    });
+    json.map_err(|error| SourceError::file(path, format!("it isn't JSON: {error}")))
+}
+
+/// Replaces Python's spellings of floats that JSON doesn't have. Returns `None` if there are none outside of strings.
+fn without_python_floats(text: &[u8]) -> Option<Vec<u8>> {
+    const SPELLINGS: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
+    let mut out = Vec::with_capacity(text.len());
+    let (mut at, mut in_string, mut found) = (0, false, false);
+    while let Some(byte) = text.get(at) {
+        let spelling = SPELLINGS.into_iter().find(|spelling| !in_string && text[at..].starts_with(spelling));
+        if let Some(spelling) = spelling {
+            out.extend_from_slice(br#"{"__float__":""#);
+            out.extend_from_slice(spelling);
+            out.extend_from_slice(br#""}"#);
+            at += spelling.len();
+            found = true;
+            continue;
+        }
+        if in_string && *byte == b'\\' {
+            out.extend_from_slice(&text[at..text.len().min(at + 2)]);
+            at += 2;
+            continue;
+        }
+        in_string ^= *byte == b'"';
+        out.push(*byte);
+        at += 1;
+    }
+    found.then_some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floats_of_python_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            read_json(&path)
+        };
+        let found = read(r#"{"limit": [0.0, Infinity], "a": NaN, "b": [-Infinity, "NaN \" Infinity \\"], "c": "\\"}"#);
+        let float = |name: &str| serde_json::json!({ "__float__": name });
+        let expected = serde_json::json!({
+            "limit": [0.0, float("Infinity")], "a": float("NaN"), "b": [float("-Infinity"), "NaN \" Infinity \\"],
+            "c": "\\",
+        });
+        assert_eq!(found.unwrap(), expected);
+        for wrong in ["{\"a\": Infinite}", "{\"a\": NaN", "NaN NaN", "{NaN: 1}"] {
+            assert!(read(wrong).unwrap_err().to_string().contains("it isn't JSON: "), "{wrong}");
+        }
+    }
 }

@@ -111,7 +111,11 @@ struct Needed {
 #[cfg_attr(not(feature = "hub"), allow(dead_code, reason = "only downloads ask"))]
 fn needed(available: &[String], file: Option<&str>) -> Result<Needed, String> {
     let has = |name: &str| available.iter().any(|file| file == name);
-    let beside = || hugging_face::files_beside().filter(|name| has(name)).map(str::to_owned);
+    let beside = || {
+        let known = hugging_face::files_beside().filter(|name| has(name)).map(str::to_owned);
+        let is_more = |name: &&String| hugging_face::is_more_of_tokenizer(name, has("tokenizer.json"));
+        known.chain(available.iter().filter(is_more).cloned())
+    };
     let gguf_parts = |file: &str| -> Vec<String> {
         match gguf::split::name_parts(Path::new(file)) {
             None => vec![file.to_owned()],

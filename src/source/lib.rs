@@ -47,12 +47,14 @@ pub mod hugging_face;
 pub mod ledger;
 pub mod onnx;
 pub mod orthogonal;
+pub(crate) mod quantized;
 mod random;
 pub mod safetensors;
 pub mod sentence_transformers;
 pub mod tensor;
 pub mod tokenizer;
 pub mod weight;
+mod wire;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -247,7 +249,11 @@ impl Source {
 
     /// Opens safetensors with the files of `folder` beside them.
     fn with_folder(path: &Path, folder: &Path, mut paths: Vec<PathBuf>, tensors: Vec<SourceTensor>) -> Result<Self> {
-        let description = HuggingFaceFiles::read(folder)?;
+        let mut description = HuggingFaceFiles::read(folder)?;
+        let tensors = match &mut description.config {
+            Some(config) => quantized::dequantized(&folder.join("config.json"), config, tensors)?,
+            None => tensors,
+        };
         paths.extend(hugging_face::files_beside().map(|name| folder.join(name)).filter(|path| path.exists()));
         Self::assemble(path, SourceKind::Safetensors, paths, tensors, Description::HuggingFace(Box::new(description)))
     }
@@ -372,10 +378,25 @@ impl Source {
     /// # Errors
     /// Returns an error if its key holds another type.
     pub fn chat_template(&self) -> Result<Option<&str>> {
+        self.named_chat_template(hugging_face::DEFAULT_TEMPLATE)
+    }
+
+    /// Returns the chat template for conversations with tools, if there is one.
+    ///
+    /// # Errors
+    /// Returns an error if its key holds another type.
+    pub fn tools_chat_template(&self) -> Result<Option<&str>> {
+        self.named_chat_template(hugging_face::TOOLS_TEMPLATE)
+    }
+
+    fn named_chat_template(&self, name: &str) -> Result<Option<&str>> {
         match &self.description {
-            Description::Gguf(metadata) => metadata.str("tokenizer.chat_template"),
-            Description::HuggingFace(files) => Ok(files.chat_template.as_deref()),
-            Description::Onnx(bundle) => Ok(bundle.files.chat_template.as_deref()),
+            Description::Gguf(metadata) if name == hugging_face::DEFAULT_TEMPLATE => {
+                metadata.str("tokenizer.chat_template")
+            }
+            Description::Gguf(metadata) => metadata.str(&format!("tokenizer.chat_template.{name}")),
+            Description::HuggingFace(files) => Ok(files.chat_templates.get(name).map(String::as_str)),
+            Description::Onnx(bundle) => Ok(bundle.files.chat_templates.get(name).map(String::as_str)),
         }
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `wire` | protocol buffers, read in place |
+//! | `crate::wire` | protocol buffers, read in place |
 //! | `model` | messages of an ONNX file |
 //! | `network` | a graph with its constants, also in external files |
 //! | `blocks` | quantized matrices with a scale per block |
@@ -28,7 +28,6 @@ mod norm;
 mod projection;
 pub mod rope;
 mod stream;
-mod wire;
 
 use std::path::{Component, Path, PathBuf};
 

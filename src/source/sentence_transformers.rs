@@ -53,6 +53,9 @@ pub const GGUF_DENSE: [&str; 2] = ["dense_2", "dense_3"];
 /// Value of GGUF's key `pooling_type` for a head that scores whole texts.
 pub const GGUF_RANK: u64 = 4;
 
+/// Advice for modules that aren't supported.
+const WITHOUT: &str = "to convert the model without what sentence-transformers adds, take `modules.json` away";
+
 /// File with the list of modules.
 const MODULES: &str = "modules.json";
 
@@ -79,10 +82,7 @@ impl SentenceTransformers {
             return Ok(None);
         }
         let modules = read_json(&list)?;
-        let wrong = |problem: String| {
-            SourceError::file(&list, problem)
-                .advise("to convert the model without what sentence-transformers adds, take `modules.json` away")
-        };
+        let wrong = |problem: String| SourceError::file(&list, problem).advise(WITHOUT);
         let modules = modules.as_array().ok_or_else(|| wrong("it isn't a list of modules".into()))?;
         let (mut pooling, mut dense, mut normalize) = (None, Vec::new(), false);
         for (index, module) in modules.iter().enumerate() {
@@ -180,7 +180,7 @@ fn pooling_of(folder: &Path) -> Result<PoolingMode> {
         ["lasttoken"] => Ok(PoolingMode::Last),
         found => {
             let problem = format!("it is {found:?}; expected one of mean, cls, lasttoken");
-            Err(SourceError::key(&path, "pooling_mode", problem))
+            Err(SourceError::key(&path, "pooling_mode", problem).advise(WITHOUT))
         }
     }
 }
@@ -193,7 +193,7 @@ impl Dense {
             "torch.nn.modules.activation.Tanh" => true,
             other => {
                 let problem = format!("it is `{other}`; expected Identity or Tanh");
-                return Err(SourceError::key(&path, "activation_function", problem));
+                return Err(SourceError::key(&path, "activation_function", problem).advise(WITHOUT));
             }
         };
         let file = folder.join(safetensors::SINGLE);

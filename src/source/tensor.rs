@@ -5,12 +5,17 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rayon::prelude::*;
+
 use super::dequantize;
 use super::dtype::SourceDtype;
 use super::error::{Result, SourceError};
 use super::random::Normal;
 use super::weight::SourceWeight;
 use anec_base::MappedFile;
+
+/// Number of elements that are compared at a time; whole blocks of every type.
+const COMPARED: u64 = 1 << 20;
 
 /// Handle to one tensor of a source. Clones are cheap and share the tensor.
 ///
@@ -223,6 +228,32 @@ impl SourceTensor {
             Data::Computed { of, .. } => of.read(first, out)?,
         }
         Ok(())
+    }
+
+    /// Whether both tensors have the same shape and elements. Tensors without elements equal any of their shape.
+    ///
+    /// # Errors
+    /// Returns an error if a tensor can't be read.
+    pub fn has_equal_elements(&self, other: &SourceTensor) -> Result<bool> {
+        if self.shape() != other.shape() {
+            return Ok(false);
+        }
+        if [self, other].iter().any(|tensor| matches!(tensor.0.data, Data::Absent { .. })) {
+            return Ok(true);
+        }
+        let (elements, parts) = (self.elements(), self.elements().div_ceil(COMPARED));
+        let equal_part = |part: u64| -> Result<bool> {
+            let range = part * COMPARED..elements.min((part + 1) * COMPARED);
+            let read = |tensor: &SourceTensor| -> Result<Vec<f32>> {
+                let mut values = vec![0.0; (range.end - range.start) as usize];
+                tensor.read(range.start, &mut values)?;
+                tensor.release(range.clone());
+                Ok(values)
+            };
+            Ok(read(self)? == read(other)?)
+        };
+        let unequal = (0..parts).into_par_iter().map(equal_part).find_any(|equal| !matches!(equal, Ok(true)));
+        unequal.unwrap_or(Ok(true))
     }
 
     /// Returns memory from reading elements to the system, because read pages of a mapped file count as this process's.

@@ -7,12 +7,15 @@
 //! | `tokenizer.ggml.model` | |
 //! |---|---|
 //! | `gpt2` | byte-level BPE: merges are given, the pre-tokenizer goes by name |
+//! | `gemma4` | BPE over UTF-8: merges are given |
 //! | `llama` | SentencePiece's BPE: merges follow from scores |
 //! | `bert` | WordPiece (`word_piece`) |
 //! | `t5` | SentencePiece's unigram model (`unigram`) |
 
 mod ends;
+pub mod folder;
 mod merges;
+mod pre_tokenizer;
 mod unigram;
 mod vocab;
 mod word_piece;
@@ -25,8 +28,10 @@ use serde_json::{Map, Value as Json, json};
 
 use super::error::{Result, SourceError};
 use super::gguf::{GgufMetadata, Strings};
+use super::ledger::nearest;
 use ends::Ends;
 use merges::{Merges, pair_of};
+use pre_tokenizer::{Bos, PreTokenizer};
 use unigram::Unigram;
 use vocab::Vocab;
 use word_piece::WordPiece;
@@ -35,9 +40,65 @@ use word_piece::WordPiece;
 const FROM_HUGGING_FACE: &str = "convert the model's Hugging Face folder instead, which has its tokenizer.json";
 
 /// `token_type` values of GGUF.
+const NORMAL: i64 = 1;
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 const BYTE: i64 = 6;
+
+/// `tokenizer.ggml.model` of a BPE over UTF-8 with given merges.
+const GEMMA4: &str = "gemma4";
+
+/// Steps of a tokenizer around its model.
+struct Steps {
+    normalizer: Json,
+    pre_tokenizer: Json,
+    post_processor: Json,
+    decoder: Json,
+}
+
+impl Steps {
+    /// Returns the steps of a BPE over GPT-2's letters for bytes.
+    fn byte_level(rules: &PreTokenizer, template: Option<Json>) -> Self {
+        let byte_level = |prefix: bool, trim: bool, regex: bool| json!({"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": trim, "use_regex": regex});
+        let split = |pattern: &&str| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
+        let mut pre_tokenizers: Vec<Json> = rules.patterns.iter().map(split).collect();
+        if rules.single_digits {
+            pre_tokenizers.push(json!({"type": "Digits", "individual_digits": true}));
+        }
+        pre_tokenizers.push(byte_level(false, true, rules.patterns.is_empty()));
+        let processors: Vec<Json> = [byte_level(true, false, true)].into_iter().chain(template).collect();
+        Steps {
+            normalizer: if rules.nfc { json!({"type": "NFC"}) } else { Json::Null },
+            pre_tokenizer: json!({"type": "Sequence", "pretokenizers": pre_tokenizers}),
+            post_processor: json!({"type": "Sequence", "processors": processors}),
+            decoder: byte_level(true, true, true),
+        }
+    }
+
+    /// Returns the steps of a BPE over UTF-8, as SentencePiece's, which takes a text whole. With `prefix`, a space precedes every text.
+    fn sentence_piece(prefix: bool, template: Option<Json>) -> Self {
+        let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"});
+        let normalizer = if prefix {
+            json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u{2581}"}, replace]})
+        } else {
+            replace
+        };
+        let mut decoders = vec![
+            json!({"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "}),
+            json!({"type": "ByteFallback"}),
+            json!({"type": "Fuse"}),
+        ];
+        if prefix {
+            decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+        }
+        Steps {
+            normalizer,
+            pre_tokenizer: Json::Null,
+            post_processor: template.unwrap_or_default(),
+            decoder: json!({"type": "Sequence", "decoders": decoders}),
+        }
+    }
+}
 
 /// A `tokenizer.json`. Its vocabulary and merges, which can be hundreds of thousands, are serialized in place.
 #[derive(Serialize)]
@@ -122,8 +183,78 @@ pub fn end_tokens(metadata: &GgufMetadata) -> Result<Vec<u64>> {
     for key in ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
         ids.extend(metadata.u64(key)?);
     }
-    ids.dedup();
+    let Some(tokens) = metadata.strings("tokenizer.ggml.tokens")? else { return Ok(ids) };
+    let decoder = matches!(metadata.str("tokenizer.ggml.model")?, Some("gpt2" | "llama" | GEMMA4));
+    for (token, id) in tokens.iter().zip(0..).filter(|_| decoder) {
+        if END_TOKENS.contains(&token) {
+            ids.push(id);
+        }
+    }
+    let has = |spelt: &str| ids.iter().any(|id| tokens.get(*id as usize) == Some(spelt));
+    // where calls and answers have ends of their own, `<|end|>` ends a message; a file that has Gemma's mark of calls or
+    // PLaMo's end holds `</s>` as text
+    let ends_messages = has("<|call|>") && has("<|return|>") || has("<|calls|>") && has("<|flush|>");
+    let holds_html = has("<|tool_response>") || tokens.iter().any(|token| token == "<|plamo:eos|>");
+    let named = ids.first().copied();
+    ids.retain(|id| match tokens.get(*id as usize) {
+        Some("<|end|>") => !ends_messages,
+        Some("</s>") => !holds_html || named == Some(*id),
+        _ => true,
+    });
+    let mut seen = std::collections::BTreeSet::new();
+    ids.retain(|id| seen.insert(*id));
     Ok(ids)
+}
+
+/// Spellings of tokens that end an answer, whatever the metadata says of them; as llama.cpp collects them.
+const END_TOKENS: [&str; 26] = [
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<｜end▁of▁sentence｜>",
+    "[e~[",
+    "<|fim_pad|>",
+    "<|fim_repo|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+];
+
+/// Returns the normalizers that remove spaces around a text, and all but one within it.
+fn strip_whitespace() -> [Json; 2] {
+    [
+        json!({"type": "Strip", "strip_left": true, "strip_right": true}),
+        json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}),
+    ]
+}
+
+/// Returns an entry of `added_tokens`.
+fn added_token(id: usize, content: &str, special: bool) -> Json {
+    json!({
+        "id": id,
+        "content": content,
+        "single_word": false,
+        "lstrip": false,
+        "rstrip": false,
+        "normalized": false,
+        "special": special,
+    })
 }
 
 impl<'a> GgufTokenizer<'a> {
@@ -160,75 +291,77 @@ impl<'a> GgufTokenizer<'a> {
     /// Returns any error from [`GgufTokenizer::read`].
     pub fn file(&self) -> Result<TokenizerFile<'_>> {
         match self.model {
-            "gpt2" => self.byte_level(),
+            "gpt2" | GEMMA4 => self.given_merges(),
             "llama" => self.sentence_piece(),
             "bert" => self.word_piece(),
             "t5" => self.unigram(),
             other => {
-                let problem = format!("\"{other}\", expected \"gpt2\", \"llama\", \"bert\" or \"t5\"");
+                let problem = format!("\"{other}\", expected \"gpt2\", \"gemma4\", \"llama\", \"bert\" or \"t5\"");
                 let wrong = SourceError::key(self.metadata.path(), "tokenizer.ggml.model", problem);
                 Err(wrong.advise(FROM_HUGGING_FACE))
             }
         }
     }
 
-    /// Returns a byte-level BPE (GPT-2): merges are given, the pre-tokenizer goes by name.
-    fn byte_level(&self) -> Result<TokenizerFile<'_>> {
-        let name = self.metadata.str("tokenizer.ggml.pre")?.unwrap_or("default");
-        let (_, rules) = SPLITTINGS.iter().find(|(known, _)| *known == name).ok_or_else(|| {
-            let problem = format!("\"{name}\", expected one of {}", SPLITTINGS.map(|(known, _)| known).join(", "));
+    /// Returns a BPE with given merges, over GPT-2's letters for bytes or over UTF-8. The pre-tokenizer goes by name.
+    fn given_merges(&self) -> Result<TokenizerFile<'_>> {
+        let default = if self.model == GEMMA4 { GEMMA4 } else { pre_tokenizer::DEFAULT };
+        let name = self.metadata.str("tokenizer.ggml.pre")?.unwrap_or(default);
+        let rules = PreTokenizer::of(name).ok_or_else(|| {
+            let similar = match &nearest(name, PreTokenizer::names(), 3)[..] {
+                [] => String::new(),
+                similar => format!("; similar names are {}", similar.join(", ")),
+            };
+            let problem = format!("\"{name}\", expected a pre-tokenizer of llama.cpp's{similar}");
             SourceError::key(self.metadata.path(), "tokenizer.ggml.pre", problem).advise(FROM_HUGGING_FACE)
         })?;
         let vocab = Vocab::new(&self.tokens);
         let merges = self.merges(&vocab)?;
-        let mut pre_tokenizers: Vec<Json> = rules
-            .patterns
-            .iter()
-            .map(|pattern| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false}))
-            .collect();
-        if rules.single_digits {
-            pre_tokenizers.push(json!({"type": "Digits", "individual_digits": true}));
-        }
-        let own_regex = rules.patterns.is_empty();
-        let byte_level = |prefix: bool, trim: bool, regex: bool| json!({"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": trim, "use_regex": regex});
-        pre_tokenizers.push(byte_level(false, true, own_regex));
-        let mut processors = vec![byte_level(true, false, true)];
-        processors.extend(match rules.between_two {
-            None => self.template(rules.adds_bos)?,
+        let template = match rules.between_two {
+            None => self.template(rules.bos)?,
             Some(between) => {
                 let begin = self.token(&["tokenizer.ggml.cls_token_id", "tokenizer.ggml.bos_token_id"], &[])?;
                 let end = self.token(&["tokenizer.ggml.seperator_token_id", "tokenizer.ggml.eos_token_id"], &[])?;
                 Some(Ends { begin, end, between, second_type: 0 }.template())
             }
+        };
+        let unk_token = if rules.utf8 { self.token(&["tokenizer.ggml.unknown_token_id"], &["<unk>"])? } else { None };
+        let model = TokenizerModel::Bpe(Bpe {
+            kind: "BPE",
+            dropout: (),
+            unk_token: unk_token.map(|(token, _)| token),
+            continuing_subword_prefix: (),
+            end_of_word_suffix: (),
+            fuse_unk: rules.utf8,
+            byte_fallback: rules.utf8,
+            ignore_merges: rules.ignores_merges,
+            vocab,
+            merges,
         });
-        Ok(TokenizerFile {
+        let steps =
+            if rules.utf8 { Steps::sentence_piece(false, template) } else { Steps::byte_level(rules, template) };
+        Ok(self.assembled(steps, model))
+    }
+
+    fn assembled<'t>(&'t self, steps: Steps, model: TokenizerModel<'t>) -> TokenizerFile<'t> {
+        let Steps { normalizer, pre_tokenizer, post_processor, decoder } = steps;
+        TokenizerFile {
             version: "1.0",
             truncation: (),
             padding: (),
             added_tokens: self.added_tokens(),
-            normalizer: if rules.nfc { json!({"type": "NFC"}) } else { Json::Null },
-            pre_tokenizer: json!({"type": "Sequence", "pretokenizers": pre_tokenizers}),
-            post_processor: json!({"type": "Sequence", "processors": processors}),
-            decoder: byte_level(true, true, true),
-            model: TokenizerModel::Bpe(Bpe {
-                kind: "BPE",
-                dropout: (),
-                unk_token: None,
-                continuing_subword_prefix: (),
-                end_of_word_suffix: (),
-                fuse_unk: false,
-                byte_fallback: false,
-                ignore_merges: rules.ignores_merges,
-                vocab,
-                merges,
-            }),
-        })
+            normalizer,
+            pre_tokenizer,
+            post_processor,
+            decoder,
+            model,
+        }
     }
 
     /// Returns the merges, both sides of which must be tokens.
     fn merges(&self, vocab: &Vocab) -> Result<Merges<'_>> {
         const KEY: &str = "tokenizer.ggml.merges";
-        let Some(merges) = self.metadata.strings(KEY)? else { return Ok(Merges::Found(Vec::new())) };
+        let Some(merges) = self.metadata.strings(KEY)? else { return Ok(Merges::Derived(Vec::new())) };
         let mut joined = String::new();
         // merges mostly produce tokens in order, so that comparing with the next token is cheaper than looking it up
         let mut next = 0;
@@ -248,52 +381,39 @@ impl<'a> GgufTokenizer<'a> {
             }
             next += 1;
         }
-        Ok(Merges::Given(merges))
+        Ok(Merges::Stored(merges))
     }
 
     /// Returns a SentencePiece BPE: merges follow from the scores of the pieces.
     fn sentence_piece(&self) -> Result<TokenizerFile<'_>> {
         let scores = self.scores()?;
         let prefix = self.metadata.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
-        let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"});
-        let normalizer = if prefix {
-            json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u{2581}"}, replace]})
-        } else {
-            replace
-        };
-        let mut decoders = vec![
-            json!({"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "}),
-            json!({"type": "ByteFallback"}),
-            json!({"type": "Fuse"}),
-        ];
-        if prefix {
-            decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
-        }
         let unknown = self.metadata.u64("tokenizer.ggml.unknown_token_id")?.unwrap_or(0);
+        let strips = self.metadata.bool("tokenizer.ggml.remove_extra_whitespaces")?.unwrap_or(false);
+        let charsmap = self.precompiled_charsmap()?;
         let vocab = Vocab::new(&self.tokens);
-        let merges = Merges::Found(self.merges_of_scores(&vocab, scores));
-        Ok(TokenizerFile {
-            version: "1.0",
-            truncation: (),
-            padding: (),
-            added_tokens: self.added_tokens(),
-            normalizer,
-            pre_tokenizer: Json::Null,
-            post_processor: self.template(true)?.unwrap_or_default(),
-            decoder: json!({"type": "Sequence", "decoders": decoders}),
-            model: TokenizerModel::Bpe(Bpe {
-                kind: "BPE",
-                dropout: (),
-                unk_token: self.tokens.get(unknown as usize),
-                continuing_subword_prefix: (),
-                end_of_word_suffix: (),
-                fuse_unk: true,
-                byte_fallback: true,
-                ignore_merges: false,
-                vocab,
-                merges,
-            }),
-        })
+        let merges = Merges::Derived(self.merges_of_scores(&vocab, scores));
+        let model = TokenizerModel::Bpe(Bpe {
+            kind: "BPE",
+            dropout: (),
+            unk_token: self.tokens.get(unknown as usize),
+            continuing_subword_prefix: (),
+            end_of_word_suffix: (),
+            fuse_unk: true,
+            byte_fallback: true,
+            ignore_merges: false,
+            vocab,
+            merges,
+        });
+        let mut steps = Steps::sentence_piece(prefix, self.template(Bos::Default)?);
+        let mut before = Vec::new();
+        before.extend(charsmap.map(|map| json!({"type": "Precompiled", "precompiled_charsmap": map})));
+        before.extend(if strips { strip_whitespace().to_vec() } else { Vec::new() });
+        if !before.is_empty() {
+            before.push(steps.normalizer);
+            steps.normalizer = json!({"type": "Sequence", "normalizers": before});
+        }
+        Ok(self.assembled(steps, model))
     }
 
     /// Returns one score per token.
@@ -324,30 +444,22 @@ impl<'a> GgufTokenizer<'a> {
     /// Returns control tokens, which decoding drops, and user-defined tokens, which aren't split.
     fn added_tokens(&self) -> Vec<Json> {
         let kinds = self.types.iter().enumerate().filter(|(_, kind)| matches!(**kind, CONTROL | USER_DEFINED));
-        kinds
-            .map(|(id, kind)| {
-                json!({
-                    "id": id,
-                    "content": self.tokens.get(id),
-                    "single_word": false,
-                    "lstrip": false,
-                    "rstrip": false,
-                    "normalized": false,
-                    "special": *kind == CONTROL,
-                })
-            })
-            .collect()
+        kinds.filter_map(|(id, kind)| Some(added_token(id, self.tokens.get(id)?, *kind == CONTROL))).collect()
     }
 
     /// Returns a post-processor that adds begin and end tokens as the metadata says.
-    fn template(&self, adds_bos: bool) -> Result<Option<Json>> {
+    fn template(&self, bos: Bos) -> Result<Option<Json>> {
         let token = |key: &str| -> Result<Option<(&str, u64)>> {
             let id = self.metadata.u64(key)?;
             Ok(id.and_then(|id| Some((self.tokens.get(id as usize)?, id))))
         };
         let adds = |key: &str, default: bool| self.metadata.bool(key).map(|value| value.unwrap_or(default));
-        let bos =
-            if adds("tokenizer.ggml.add_bos_token", adds_bos)? { token("tokenizer.ggml.bos_token_id")? } else { None };
+        let adds_bos = match bos {
+            Bos::Always => true,
+            Bos::Never => false,
+            Bos::Default | Bos::Optional => adds("tokenizer.ggml.add_bos_token", bos == Bos::Default)?,
+        };
+        let bos = if adds_bos { token("tokenizer.ggml.bos_token_id")? } else { None };
         let eos =
             if adds("tokenizer.ggml.add_eos_token", false)? { token("tokenizer.ggml.eos_token_id")? } else { None };
         if bos.is_none() && eos.is_none() {
@@ -399,47 +511,5 @@ impl<'a> GgufTokenizer<'a> {
     }
 }
 
-/// Pre-tokenizer of byte-level BPE.
-#[derive(Clone, Copy)]
-struct Splitting {
-    patterns: &'static [&'static str],
-    nfc: bool,
-    single_digits: bool,
-    ignores_merges: bool,
-    adds_bos: bool,
-    /// Number of end tokens between two texts, for encoders, which end every text.
-    between_two: Option<usize>,
-}
-
-const QWEN2: &str =
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-
-const PLAIN: Splitting = Splitting {
-    patterns: &[],
-    nfc: false,
-    single_digits: false,
-    ignores_merges: false,
-    adds_bos: false,
-    between_two: None,
-};
-const LIKE_LLAMA3: Splitting = Splitting { patterns: &[LLAMA3], ignores_merges: true, adds_bos: true, ..PLAIN };
-const SINGLE_DIGITS: Splitting = Splitting { single_digits: true, ..PLAIN };
-
-/// Pre-tokenizers by their names in `tokenizer.ggml.pre`.
-const SPLITTINGS: [(&str, Splitting); 13] = [
-    ("gpt-2", PLAIN),
-    ("qwen2", Splitting { patterns: &[QWEN2], nfc: true, ..PLAIN }),
-    ("llama-bpe", LIKE_LLAMA3),
-    ("llama3", LIKE_LLAMA3),
-    ("llama-v3", LIKE_LLAMA3),
-    ("dbrx", Splitting { patterns: &[LLAMA3], ..PLAIN }),
-    ("olmo2", Splitting { patterns: &[LLAMA3], ..PLAIN }),
-    ("gpt-4o", Splitting { patterns: &[GPT4O], ..PLAIN }),
-    ("smollm", SINGLE_DIGITS),
-    ("starcoder", SINGLE_DIGITS),
-    ("refact", SINGLE_DIGITS),
-    ("roberta-bpe", Splitting { between_two: Some(2), ..PLAIN }),
-    ("modern-bert", Splitting { nfc: true, between_two: Some(1), ..PLAIN }),
-];
+#[cfg(test)]
+mod tests;

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::Path;
 
-use super::wire::Message;
 use crate::error::{Result, SourceError};
+use crate::wire::Message;
 
 /// Content of a file.
 #[derive(Debug, Default)]

@@ -7,9 +7,9 @@ use crate::gguf::Strings;
 /// Merges in order of priority.
 pub(super) enum Merges<'a> {
     /// As stored in GGUF: two pieces separated by a space.
-    Given(&'a Strings),
+    Stored(&'a Strings),
     /// Derived from scores.
-    Found(Vec<(&'a str, &'a str)>),
+    Derived(Vec<(&'a str, &'a str)>),
 }
 
 /// Splits a stored merge into its two pieces.
@@ -20,8 +20,8 @@ pub(super) fn pair_of(merge: &str) -> Option<(&str, &str)> {
 impl Serialize for Merges<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
-            Merges::Given(merges) => serializer.collect_seq(merges.iter().filter_map(pair_of)),
-            Merges::Found(pairs) => pairs.serialize(serializer),
+            Merges::Stored(merges) => serializer.collect_seq(merges.iter().filter_map(pair_of)),
+            Merges::Derived(pairs) => pairs.serialize(serializer),
         }
     }
 }

@@ -5,7 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
-use super::{Ends, GgufTokenizer, TokenizerFile, TokenizerModel};
+use super::{Ends, GgufTokenizer, TokenizerFile, TokenizerModel, strip_whitespace};
 use crate::error::{Result, SourceError};
 use crate::gguf::{GgufArray, GgufValue};
 
@@ -44,8 +44,7 @@ impl GgufTokenizer<'_> {
             normalizers.push(json!({"type": "Precompiled", "precompiled_charsmap": map}));
         }
         if self.metadata.bool("tokenizer.ggml.remove_extra_whitespaces")?.unwrap_or(true) {
-            normalizers.push(json!({"type": "Strip", "strip_left": true, "strip_right": true}));
-            normalizers.push(json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}));
+            normalizers.extend(strip_whitespace());
         }
         let prefix = self.metadata.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
         let prepend = if prefix { "always" } else { "never" };
@@ -72,7 +71,7 @@ impl GgufTokenizer<'_> {
     }
 
     /// Returns SentencePiece's character map as `tokenizer.json` encodes it.
-    fn precompiled_charsmap(&self) -> Result<Option<String>> {
+    pub(super) fn precompiled_charsmap(&self) -> Result<Option<String>> {
         const KEY: &str = "tokenizer.ggml.precompiled_charsmap";
         match self.metadata.get(KEY) {
             None => Ok(None),

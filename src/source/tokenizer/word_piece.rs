@@ -8,8 +8,7 @@ use std::borrow::Cow;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
-use super::{CONTROL, Ends, GgufTokenizer, TokenizerFile, TokenizerModel, Vocab};
-use crate::error::Result;
+use super::{CONTROL, Ends, GgufTokenizer, TokenizerFile, TokenizerModel, Vocab, added_token};
 use crate::gguf::Strings;
 
 /// Maximum length of a word in characters; longer words are unknown, as in transformers.
@@ -39,9 +38,62 @@ pub(super) fn respelt(tokens: &Strings, types: &[i64]) -> Strings {
         .collect()
 }
 
+/// Settings of a tokenizer over `vocab.txt`.
+pub(super) struct VocabOptions {
+    pub(super) lowercase: bool,
+    /// `None` removes accents where letters are lowercased.
+    pub(super) strip_accents: Option<bool>,
+    /// Whether every Chinese character is a word.
+    pub(super) chinese: bool,
+    pub(super) unknown: String,
+    pub(super) begin: String,
+    pub(super) end: String,
+    /// Other special tokens.
+    pub(super) others: Vec<String>,
+}
+
+/// Returns the `tokenizer.json` of a `vocab.txt`, or the problem of the vocabulary.
+pub(super) fn of_vocab(tokens: &Strings, options: &VocabOptions) -> Result<Vec<u8>, String> {
+    let vocab = Vocab::new(tokens);
+    let id = |token: &str| vocab.id(token).map(|id| id as u64);
+    let needed = |token: &str| id(token).ok_or_else(|| format!("it has no token {token:?}"));
+    let (begin, end) = (needed(&options.begin)?, needed(&options.end)?);
+    needed(&options.unknown)?;
+    let ends =
+        Ends { begin: Some((&options.begin, begin)), end: Some((&options.end, end)), between: 1, second_type: 1 };
+    let mut special: Vec<(u64, &String)> = [&options.unknown, &options.begin, &options.end]
+        .into_iter()
+        .chain(&options.others)
+        .filter_map(|token| Some((id(token)?, token)))
+        .collect();
+    special.sort_unstable();
+    special.dedup();
+    let file = TokenizerFile {
+        version: "1.0",
+        truncation: (),
+        padding: (),
+        added_tokens: special.into_iter().map(|(id, token)| added_token(id as usize, token, true)).collect(),
+        normalizer: json!({
+            "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": options.chinese,
+            "strip_accents": options.strip_accents, "lowercase": options.lowercase,
+        }),
+        pre_tokenizer: json!({"type": "BertPreTokenizer"}),
+        post_processor: ends.template(),
+        decoder: json!({"type": "WordPiece", "prefix": "##", "cleanup": true}),
+        model: TokenizerModel::WordPiece(WordPiece {
+            kind: "WordPiece",
+            unk_token: &options.unknown,
+            continuing_subword_prefix: "##",
+            max_input_chars_per_word: LONGEST_WORD,
+            vocab,
+        }),
+    };
+    Ok(file.to_json())
+}
+
 impl GgufTokenizer<'_> {
     /// Returns the tokenizer of BERT.
-    pub(super) fn word_piece(&self) -> Result<TokenizerFile<'_>> {
+    pub(super) fn word_piece(&self) -> crate::error::Result<TokenizerFile<'_>> {
         let unknown = self.token(&["tokenizer.ggml.unknown_token_id"], &["[UNK]"])?;
         // a vocabulary without capitals belongs to a tokenizer that lowercases
         let plain = |(id, token): &(usize, &str)| self.types.get(*id) != Some(&CONTROL) && !token.starts_with('[');

@@ -72,6 +72,7 @@ type ComputeRows = Box<dyn Fn(u64, &mut [f32]) -> Result<()> + Send + Sync>;
 /// Matrix whose rows are computed when they are read.
 pub(super) struct ComputedRows {
     pub(super) name: String,
+    rows: u64,
     pub(super) columns: u64,
     /// Operands of which a row needs the same row.
     pub(super) by_row: Vec<SourceWeight>,
@@ -103,6 +104,10 @@ impl ComputedRows {
         let rows = range.start / self.columns..range.end.div_ceil(self.columns);
         for of in &self.by_row {
             of.release(rows.start * of.columns()..(rows.end * of.columns()).min(of.elements()));
+        }
+        // without operands by row, the last row is the last that needs the others
+        if self.by_row.is_empty() && rows.end >= self.rows {
+            self.whole.iter().for_each(|of| of.release(0..of.elements()));
         }
     }
 }
@@ -240,8 +245,22 @@ impl SourceWeight {
             return Err(SourceError::Weight { weight: name.to_owned(), problem });
         }
         let compute = Box::new(compute);
-        let computed = ComputedRows { name: name.to_owned(), columns, by_row, whole, compute };
+        let computed = ComputedRows { name: name.to_owned(), rows, columns, by_row, whole, compute };
         Ok(SourceWeight { node: Arc::new(super::Node::ComputedRows(computed)), shape: [rows, columns].into() })
+    }
+
+    /// Returns a matrix of the given rows and columns that `compute` decodes from `parts` when it is read, from the first
+    /// row and a buffer of whole rows. `compute` must not use the thread pool.
+    pub(crate) fn decoded_rows(
+        name: &str,
+        [rows, columns]: [u64; 2],
+        parts: Vec<SourceWeight>,
+        compute: impl Fn(u64, &mut [f32]) -> Result<()> + Send + Sync + 'static,
+    ) -> SourceWeight {
+        let compute = Box::new(compute);
+        let columns = columns.max(1);
+        let computed = ComputedRows { name: name.to_owned(), rows, columns, by_row: Vec::new(), whole: parts, compute };
+        SourceWeight { node: Arc::new(super::Node::ComputedRows(computed)), shape: [rows, columns].into() }
     }
 
     /// Returns `W Q`: every row times a square matrix.

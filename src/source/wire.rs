@@ -10,7 +10,7 @@ use crate::error::{Result, SourceError};
 
 /// Message: a range of a file.
 #[derive(Clone, Debug)]
-pub(super) struct Message<'a> {
+pub(crate) struct Message<'a> {
     path: &'a Path,
     /// Name of the message, for errors.
     what: &'static str,
@@ -20,7 +20,7 @@ pub(super) struct Message<'a> {
 
 /// Content of a field.
 #[derive(Clone, Debug)]
-pub(super) enum FieldValue {
+pub(crate) enum FieldValue {
     /// Variable-length integer.
     Varint(u64),
     /// Eight bytes, which no supported field has.
@@ -110,7 +110,7 @@ impl<'a> Message<'a> {
 }
 
 /// Iterator over the fields of a message: number and content.
-pub(super) struct Fields<'m, 'a> {
+pub(crate) struct Fields<'m, 'a> {
     message: &'m Message<'a>,
     at: usize,
     end: usize,
