@@ -5,5 +5,6 @@
 mod cli;
 
 fn main() -> std::process::ExitCode {
+    anec::base::fault::report_truncated_files();
     cli::main()
 }

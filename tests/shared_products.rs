@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anec::base::Result;
 use anec::bundle::Bundle;
-use anec::exec::{Precision, ProductMemo, Tensor, TensorData};
+use anec::exec::{Precision, Tensor, TensorData};
 use anec::manifest::Gates;
 use anec::runtime::backend::{BatchMember, BatchResult, FunctionCall, Phase, run_anew, run_each, run_in_turn};
 use anec::runtime::{
@@ -57,10 +57,6 @@ impl Sequence for Alone {
 
     fn run_together(&mut self, calls: &[FunctionCall<'_>], outputs: &mut [Vec<Arc<Tensor>>]) -> Result<()> {
         run_in_turn(self, calls, outputs)
-    }
-
-    fn remember(&mut self, _memo: &Arc<ProductMemo>) -> bool {
-        false
     }
 
     fn enter(&mut self, _phase: Phase) {}

@@ -1,6 +1,5 @@
 //! File errors and memory-mapped files.
 
-use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -10,6 +9,8 @@ use memmap2::Mmap;
 
 use crate::digest::{ContentDigest, FileDigester};
 use crate::error::{Diagnostic, Fault};
+use crate::fault::Registration;
+use crate::input;
 use crate::release::Released;
 
 /// Failure to open, map, read or write a file.
@@ -45,6 +46,7 @@ impl Diagnostic for FileError {
     fn help(&self) -> Option<String> {
         let help = match (self.error.kind(), self.reading()) {
             (io::ErrorKind::NotFound, _) => "check the path",
+            (io::ErrorKind::InvalidInput, true) => "name a regular file",
             (io::ErrorKind::PermissionDenied, true) => "make it readable",
             (_, true) => "check the path and the disk that it is on",
             (io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded, _) => {
@@ -65,6 +67,7 @@ pub struct MappedFile {
     bytes: Bytes,
     digester: OnceLock<FileDigester>,
     released: Released,
+    _registration: Option<Registration>,
 }
 
 enum Bytes {
@@ -77,11 +80,10 @@ impl MappedFile {
     /// Maps the file at `path`.
     ///
     /// # Errors
-    /// If the system refuses.
+    /// If it isn't a regular file, or the system refuses.
     #[allow(unsafe_code, reason = "a memory map")]
     pub fn open(path: &Path) -> Result<Self, FileError> {
-        let file = File::open(path).map_err(FileError::of(path, "open"))?;
-        let length = file.metadata().map_err(FileError::of(path, "open"))?.len();
+        let (file, length) = input::open_file(path)?;
         let bytes = if length == 0 {
             Bytes::Memory(Vec::new())
         } else {
@@ -89,7 +91,17 @@ impl MappedFile {
             // rewriting the file; every reader of mapped model files asks its user not to.
             Bytes::Map(unsafe { Mmap::map(&file) }.map_err(FileError::of(path, "map"))?)
         };
-        Ok(MappedFile { path: path.to_owned(), bytes, digester: OnceLock::new(), released: Released::default() })
+        let registration = match &bytes {
+            Bytes::Map(map) => Some(Registration::new(map, path)),
+            Bytes::Memory(_) => None,
+        };
+        Ok(MappedFile {
+            path: path.to_owned(),
+            bytes,
+            digester: OnceLock::new(),
+            released: Released::default(),
+            _registration: registration,
+        })
     }
 
     /// Wraps bytes as a file called `path`.
@@ -99,6 +111,7 @@ impl MappedFile {
             bytes: Bytes::Memory(bytes),
             digester: OnceLock::new(),
             released: Released::default(),
+            _registration: None,
         }
     }
 

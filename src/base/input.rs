@@ -16,6 +16,36 @@ pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, FileError> {
     read_from(file, most).map_err(refused)
 }
 
+/// Opens a regular file and returns it with its size. Folders, pipes, sockets and devices are refused: a pipe without a
+/// writer blocks for ever, and a device has no end.
+///
+/// # Errors
+/// If it isn't a regular file, or the system refuses.
+pub fn open_file(path: &Path) -> Result<(File, u64), FileError> {
+    let refused = |error: io::Error| FileError::of(path, "open")(error);
+    // before it is opened, which blocks for pipes
+    let metadata = std::fs::metadata(path).map_err(refused)?;
+    if !metadata.is_file() {
+        let kind = if metadata.is_dir() { "a folder" } else { "a pipe, socket or device" };
+        return Err(refused(io::Error::new(io::ErrorKind::InvalidInput, format!("it is {kind}, not a file"))));
+    }
+    let file = File::open(path).map_err(refused)?;
+    let length = file.metadata().map_err(refused)?.len();
+    Ok((file, length))
+}
+
+/// Reads a regular file of at most `most` bytes.
+///
+/// # Errors
+/// If it isn't a regular file, it is larger, or the system refuses.
+pub fn read_file(path: &Path, most: u64) -> Result<Vec<u8>, FileError> {
+    let (file, _) = open_file(path)?;
+    read_from(file, most).map_err(FileError::of(path, "read"))
+}
+
+/// Largest configuration, tokenizer or description of a model, in bytes.
+pub const MOST_JSON: u64 = 1 << 30;
+
 /// Reads a text file of at most `most` bytes.
 ///
 /// # Errors
@@ -42,6 +72,30 @@ pub fn read_from(input: impl Read, most: u64) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(unix)]
+    use crate::error::Diagnostic;
+
+    #[test]
+    #[cfg(unix)]
+    fn only_regular_files_are_model_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let socket = folder.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        for path in [folder.path(), &pipe, &socket, Path::new("/dev/zero")] {
+            let error = read_file(path, 100).unwrap_err();
+            assert!(error.to_string().contains(", not a file"), "{error}");
+            assert_eq!(error.help().as_deref(), Some("name a regular file"));
+            assert!(crate::MappedFile::open(path).is_err());
+        }
+        let link = folder.path().join("link");
+        let file = folder.path().join("file");
+        std::fs::write(&file, "1234").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert_eq!(read_file(&link, 4).unwrap(), b"1234");
+        assert!(read_file(&link, 3).is_err());
+    }
 
     #[test]
     fn files_above_the_limit_are_refused() {

@@ -17,6 +17,7 @@
 pub mod clock;
 pub mod digest;
 pub mod error;
+pub mod fault;
 pub mod file;
 pub mod idle;
 pub mod input;

@@ -10,7 +10,7 @@ use crate::{
     BundleError, DraftFunctions, FILE_NAME, FileDigest, FunctionEntry, HostFacts, LedgerTotals, ModelFacts,
     OLDEST_VERSION, PackageEntry, SCHEMA_VERSION, SourceFacts,
 };
-use anec_base::{ContentDigest, FileError};
+use anec_base::{ContentDigest, input};
 use anec_manifest::{Manifest, Transform};
 
 /// Converted model.
@@ -55,6 +55,39 @@ pub struct Bundle {
     pub ledger: LedgerTotals,
 }
 
+/// Largest number of bytes, and of tokens, rows or layers: sums of the former and products of two of the latter fit into
+/// 64 bits.
+const MOST_BYTES: u64 = 1 << 48;
+const MOST: u64 = 1 << 31;
+
+/// Returns the first number that is larger than any bundle has, and its place. Numbers in the family's configuration and
+/// in the manifest aren't computed with.
+fn too_large(json: &serde_json::Value, place: &mut String) -> Option<(String, u64)> {
+    use serde_json::Value;
+
+    let length = place.len();
+    let mut within = |name: &str, value: &Value| {
+        place.push_str(name);
+        let found = too_large(value, place);
+        place.truncate(length);
+        found
+    };
+    match json {
+        Value::Number(number) => {
+            let key = place.rsplit('.').next().unwrap_or_default();
+            let most = if key.contains("bytes") || place.starts_with("ledger") { MOST_BYTES } else { MOST };
+            Some((place.clone(), number.as_u64().filter(|number| *number > most)?))
+        }
+        Value::Array(items) => items.iter().zip(0..).find_map(|(value, index)| within(&format!("[{index}]"), value)),
+        Value::Object(map) => {
+            let dot = if length == 0 { "" } else { "." };
+            let counted = map.iter().filter(|(key, _)| length > 0 || !["config", "manifest"].contains(&key.as_str()));
+            counted.into_iter().find_map(|(key, value)| within(&format!("{dot}{key}"), value))
+        }
+        _ => None,
+    }
+}
+
 impl Bundle {
     /// Reads the `bundle.json` of a folder.
     ///
@@ -63,13 +96,16 @@ impl Bundle {
     pub fn read(folder: &Path) -> Result<Bundle, BundleError> {
         let path = folder.join(FILE_NAME);
         let wrong = |problem: String| BundleError::Content { path: path.clone(), problem };
-        let text = std::fs::read(&path).map_err(FileError::of(&path, "read"))?;
+        let text = input::read_file(&path, input::MOST_JSON)?;
         // check the version first: other versions can have other fields
         let json: serde_json::Value = serde_json::from_slice(&text).map_err(|e| wrong(format!("not JSON: {e}")))?;
         match json.get("schema_version").and_then(serde_json::Value::as_u64) {
             Some(version) if (u64::from(OLDEST_VERSION)..=u64::from(SCHEMA_VERSION)).contains(&version) => {}
             Some(found) => return Err(BundleError::Version { path, found }),
             None => return Err(wrong("no `schema_version`: this isn't a bundle".into())),
+        }
+        if let Some((key, number)) = too_large(&json, &mut String::new()) {
+            return Err(wrong(format!("`{key}` is {number}, larger than any model has")));
         }
         let bundle: Bundle = serde_json::from_value(json).map_err(|e| wrong(e.to_string()))?;
         // rewritten files have the current version

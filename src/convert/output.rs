@@ -1,5 +1,6 @@
 //! Output folder of a bundle: existing contents and atomic replacement.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anec_base::FileError;
@@ -8,6 +9,7 @@ use serde_json::Value as Json;
 
 use super::digests;
 use super::error::ConvertError;
+use super::report;
 use super::resume::{self, Journal, PARTIAL};
 use anec_base::Result;
 use anec_bundle::{Bundle, BundleError};
@@ -148,10 +150,51 @@ fn tidy(path: &Path) -> Result<(), ConvertError> {
     // the journal arrived with the new bundle, so the folder beside it has been replaced
     if Journal::is_in(path) {
         for old in [partial, replaced] {
+            if is_bundle(&old) && !Journal::is_in(&old) {
+                keep_others(&old, path)?;
+            }
             resume::remove_replaced(&old)?;
         }
     }
     Journal::remove(path)
+}
+
+/// Moves what anec didn't write from a bundle that was replaced to the new one: goldens, notes, reports of other tools.
+fn keep_others(old: &Path, new: &Path) -> Result<(), ConvertError> {
+    let failed = |path: &Path, error| ConvertError::from(FileError::of(path, "move")(error));
+    let listed = listed(old);
+    for entry in std::fs::read_dir(old).map_err(|error| failed(old, error))? {
+        let from = entry.map_err(|error| failed(old, error))?.path();
+        let Some(name) = from.file_name() else { continue };
+        let to = new.join(name);
+        let own = name.to_str().is_some_and(|name| is_own(name) || listed.contains(name));
+        if !own && std::fs::symlink_metadata(&to).is_err() {
+            std::fs::rename(&from, &to).map_err(|error| failed(&from, error))?;
+        }
+    }
+    Ok(())
+}
+
+/// Files and folders that a bundle lists, by the first part of their paths.
+fn listed(folder: &Path) -> BTreeSet<String> {
+    let Ok(bundle) = Bundle::read(folder) else { return BTreeSet::new() };
+    let compiled = bundle.packages.iter().filter_map(|package| package.compiled.as_deref());
+    let files = bundle.files().map(|file| file.file.as_str()).chain(compiled);
+    files.filter_map(|file| file.split('/').next()).map(str::to_owned).collect()
+}
+
+/// Whether a name in a bundle's folder is one that anec gives, for bundles whose list can't be read.
+fn is_own(name: &str) -> bool {
+    let files = [
+        anec_bundle::FILE_NAME,
+        report::FILE_NAME,
+        "host.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+    ];
+    let package = [".mlpackage", ".mlmodelc"].iter().any(|ending| name.ends_with(ending));
+    files.contains(&name) || package || name.starts_with('.') || name.starts_with("chat_template.")
 }
 
 /// Returns whether the path is a folder, not a link, with a bundle.
@@ -182,6 +225,29 @@ mod tests {
         // `.` has no name
         assert_eq!(target(Path::new("a.anec")).unwrap(), Path::new("a.anec"));
         assert!(with_suffix(&target(Path::new(".")).unwrap(), ".partial").is_absolute());
+    }
+
+    #[test]
+    fn others_files_stay_when_a_bundle_is_replaced() {
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().join("m.anec");
+        let (old, new) = (path.clone(), partial(&path));
+        for folder in [&old, &new] {
+            std::fs::create_dir_all(folder.join("layer_0.mlpackage")).unwrap();
+            std::fs::write(folder.join(anec_bundle::FILE_NAME), "{}").unwrap();
+            std::fs::write(folder.join("notes.txt"), format!("{}", folder == &new)).unwrap();
+        }
+        std::fs::create_dir(old.join("goldens")).unwrap();
+        std::fs::write(old.join("golden.safetensors"), "golden").unwrap();
+        std::fs::write(old.join("goldens/a"), "a").unwrap();
+        std::fs::create_dir(old.join("layer_9.mlpackage")).unwrap();
+        Journal::open(&room.path().join("j"), "x".into(), false).unwrap();
+        let journal = std::fs::read_dir(room.path().join("j")).unwrap().next().unwrap().unwrap().path();
+        std::fs::copy(&journal, new.join(journal.file_name().unwrap())).unwrap();
+        publish(&new, &path).unwrap();
+        let read = |name: &str| std::fs::read_to_string(path.join(name)).unwrap();
+        assert_eq!([read("golden.safetensors"), read("goldens/a"), read("notes.txt")], ["golden", "a", "true"]);
+        assert!(!path.join("layer_9.mlpackage").exists() && !new.exists());
     }
 
     #[test]

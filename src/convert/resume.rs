@@ -21,6 +21,7 @@ use super::error::ConvertError;
 use super::report::PackageReport;
 use anec_base::hexadecimal;
 use anec_base::output::is_partial_name;
+use anec_base::{Error, Fault};
 use anec_bundle::{FunctionEntry, HostFacts, PackageEntry};
 use anec_manifest::Manifest;
 use anec_source::Source;
@@ -171,10 +172,12 @@ impl Journal {
         if self.behind { self.save() } else { Ok(()) }
     }
 
-    /// Removes the folder of a run that failed before it finished any file.
-    pub fn discard_if_empty(self, folder: &Path) {
+    /// Removes the folder of a run that failed before it finished any file, or because of its source, which will fail
+    /// again: there is nothing to resume.
+    pub fn discard_after(self, error: &Error, folder: &Path) {
         let calibrated = folder.join(self.calibration()).exists();
-        if self.packages.is_empty() && self.host.is_none() && !calibrated && is_ours(folder) {
+        let is_empty = self.packages.is_empty() && self.host.is_none() && !calibrated;
+        if (is_empty || error.fault() == Fault::Source) && is_ours(folder) {
             // report the run's own failure
             let _ = std::fs::remove_dir_all(folder);
         }

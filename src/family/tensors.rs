@@ -145,9 +145,13 @@ impl<'a, 'b> Tensors<'a, 'b> {
         let (config, vocab_size) = (self.config, self.config.vocab_size);
         let mut weight = match config.tie_word_embeddings {
             false => self.matrix(&name, vocab_size, config.hidden_size, "vocab_size, hidden_size")?,
+            // transformers doesn't tie weights whose file holds a head of its own
+            true if self.has_other_head(&name)? => {
+                self.matrix(&name, vocab_size, config.hidden_size, "vocab_size, hidden_size")?
+            }
             true => {
                 if self.naming == Naming::HuggingFace {
-                    self.ledger.ignore(&format!("{name}.weight"), "tied to the embedding, as the configuration says");
+                    self.ledger.ignore(&format!("{name}.weight"), "equal to the embedding that it is tied to");
                 }
                 embedding.clone()
             }
@@ -159,6 +163,15 @@ impl<'a, 'b> Tensors<'a, 'b> {
             (weight, bias) = (weight.scale(factor), bias.map(|bias| bias.scale(factor)));
         }
         Ok(Linear { name: "lm_head", role: Role::LmHead, weight, bias })
+    }
+
+    /// Whether the source holds an LM head that differs from the embedding.
+    fn has_other_head(&self, name: &str) -> Result<bool> {
+        let source = self.ledger.source();
+        let embedding = format!("{}.weight", self.model_name("embed_tokens", "token_embd"));
+        let both = source.tensor(&format!("{name}.weight")).zip(source.tensor(&embedding));
+        let both = both.filter(|_| self.naming == Naming::HuggingFace);
+        Ok(both.map(|(head, embedding)| head.has_equal_elements(embedding)).transpose()?.is_some_and(|equal| !equal))
     }
 
     /// Stands in for the LM head of an embedding model, which takes none from its file.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anec_base::path_inside;
+use anec_base::{input, path_inside};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -72,7 +72,7 @@ impl Manifest {
         if size > MAX_BYTES {
             return Err(corrupt(format!("{size} bytes are no manifest")));
         }
-        let text = std::fs::read(&path).map_err(|e| PackageError::unreadable(&path, e))?;
+        let text = input::read_file(&path, MAX_BYTES).map_err(|e| PackageError::unreadable(&path, e.error))?;
         let manifest: Manifest = serde_json::from_slice(&text).map_err(|e| corrupt(format!("no manifest: {e}")))?;
         if manifest.file_format_version.split('.').next() != Some("1") {
             let version = &manifest.file_format_version;

@@ -12,10 +12,13 @@ use super::features::{self, SYMBOLS_KEY};
 use super::interface::Interface;
 use super::manifest::{Manifest, PackageMetadata};
 use super::{MODEL_PATH, PackageError};
-use anec_base::{Result, path_inside};
+use anec_base::{Result, input, path_inside};
 use anec_mil::codec::{self, BlobPlace, BlobSource};
 use anec_mil::constant::Data;
 use anec_mil::{Program, TensorType};
+
+/// Maximum size of a model's message in bytes; a protocol buffer has at most 2 GiB.
+const MAX_MODEL: u64 = 1 << 31;
 
 /// Most files and folders that are listed of a package; real ones have a handful.
 const MAX_FILES: usize = 10_000;
@@ -62,7 +65,7 @@ pub fn open(path: &Path) -> Result<Package> {
         return Err(PackageError::corrupt(path, problem).into());
     }
     let model_path = if is_folder { Manifest::model_path(path)? } else { path.to_owned() };
-    let bytes = fs::read(&model_path).map_err(|e| PackageError::unreadable(&model_path, e))?;
+    let bytes = input::read_file(&model_path, MAX_MODEL).map_err(|e| PackageError::unreadable(&model_path, e.error))?;
     let model = coreml_proto::decode_model(&bytes)
         .map_err(|e| PackageError::corrupt(&model_path, format!("no Core ML model: {e}")))?;
     drop(bytes);

@@ -327,3 +327,32 @@ fn a_bundle_of_another_version_is_refused_with_the_remedy() {
         assert!(error.help().unwrap().contains(remedy), "{:?}", error.help());
     }
 }
+
+#[test]
+fn numbers_that_no_sum_can_hold_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let read = |pointer: &str, number: u64| {
+        let mut json = sound();
+        *json.pointer_mut(pointer).unwrap() = json!(number);
+        std::fs::write(folder.path().join(crate::FILE_NAME), json.to_string()).unwrap();
+        Bundle::read(folder.path()).map_err(|error| error.to_string())
+    };
+    let functions = sound()["functions"].as_array().unwrap().clone();
+    let ranged = functions.iter().position(|function| function["tokens"].get("range").is_some()).unwrap();
+    let range = [format!("/functions/{ranged}/tokens/range/0"), format!("functions[{ranged}].tokens.range[0]")];
+    for (pointer, place) in [
+        (range[0].as_str(), range[1].as_str()),
+        ("/model/hidden_size", "model.hidden_size"),
+        ("/model/contexts/1", "model.contexts[1]"),
+        ("/packages/0/files/0/bytes", "packages[0].files[0].bytes"),
+        ("/packages/0/weight_bytes", "packages[0].weight_bytes"),
+        ("/host/rope/0/variants/0/max_length", "host.rope[0].variants[0].max_length"),
+        ("/ledger/used", "ledger.used"),
+    ] {
+        for number in [u64::MAX, 1 << 63, (1 << 63) - 1, (1 << 48) + 1] {
+            let problem = format!("`{place}` is {number}, larger than any model has");
+            assert!(read(pointer, number).unwrap_err().contains(&problem), "{problem}");
+        }
+    }
+    assert!(read("/packages/0/weight_bytes", 1 << 40).is_ok() && read("/model/hidden_size", 1 << 20).is_ok());
+}

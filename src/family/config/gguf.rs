@@ -134,10 +134,13 @@ pub fn configuration(
         let Some(own) = key.strip_prefix(&prefix) else { continue };
         let expert_name =
             EXPERT_NAMES.iter().find(|(gguf, _)| *gguf == own).filter(|_| WITH_EXPERTS.contains(&architecture));
-        if let Some((_, name)) = expert_name {
-            config.insert((*name).to_owned(), json_of(value));
-        } else if let Some((_, name)) = NAMES.iter().find(|(gguf, _)| *gguf == own) {
-            config.insert((*name).to_owned(), json_of(value));
+        if let Some((_, name)) = expert_name.or_else(|| NAMES.iter().find(|(gguf, _)| *gguf == own)) {
+            let new = json_of(value);
+            let found = new.to_string();
+            if let Some(other) = config.insert((*name).to_owned(), new).filter(|other| other.to_string() != found) {
+                let expected = format!("{other}, as another key for `{name}` says");
+                return Err(FamilyError::Value { place, key: key.into(), found, expected }.into());
+            }
         } else if let Some((_, name)) =
             own.strip_prefix("rope.scaling.").and_then(|own| ROPE_NAMES.iter().find(|(gguf, _)| *gguf == own))
         {

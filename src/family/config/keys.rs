@@ -132,11 +132,31 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// Checks that the values of two keys with one meaning agree, if both are there.
+    ///
+    /// # Errors
+    /// Returns [`FamilyError::Value`] if they differ.
+    pub fn check_equal(&self, key: &str, other: &Keys<'_>, other_key: &str) -> Result<(), FamilyError> {
+        let given = |map: &Map<String, Json>, key: &str| map.get(key).filter(|value| !value.is_null()).cloned();
+        let Some((own, others)) = given(self.map, key).zip(given(other.map, other_key)) else { return Ok(()) };
+        if own == others || own.as_f64().is_some_and(|own| others.as_f64() == Some(own)) {
+            return Ok(());
+        }
+        let expected = format!("{}, as in {}{other_key}", shorten(&others), other.prefix);
+        let (place, found) = (self.place.clone(), shorten(&own));
+        Err(FamilyError::Value { place, key: format!("{}{key}", self.prefix), found, expected })
+    }
+
     /// Checks that every key was read, is neutral, is acknowledged by the user, or has no content (null, false, empty).
     ///
     /// # Errors
     /// Returns the first key that may change the maths and isn't understood.
     pub fn finish(&self, family: &str, neutral: &[&str], acknowledged: &[String]) -> Result<(), FamilyError> {
+        for (name, own) in self.names {
+            if !acknowledged.contains(&format!("{}{name}", self.prefix)) {
+                self.check_equal(name, self, own)?;
+            }
+        }
         let read = self.read.borrow();
         // a key that an alias replaces is read under the alias
         let shadowed = |key: &str| self.names.iter().any(|(name, own)| *name == key && read.contains(*own));

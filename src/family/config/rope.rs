@@ -27,17 +27,25 @@ pub(crate) fn read(
     if let (Some(parameters), Some(local_theta)) = (&parameters, local_theta) {
         // since transformers 5: parameters by the type of the layer
         let [full, sliding] = family.attention.layer_types;
-        let tables = [(full, theta, full_dim), (sliding, local_theta, local_dim)];
-        let [full, local] = tables.map(|(name, theta, dim)| reader.table(parameters.object(name)?, theta, dim));
+        let tables = [(full, theta, full_dim, "rope_theta"), (sliding, local_theta, local_dim, "rope_local_base_freq")];
+        let [full, local] = tables.map(|(name, theta, dim, key)| {
+            let own = parameters.object(name)?;
+            reader.check_theta(key, own.as_ref())?;
+            reader.table(own, theta, dim)
+        });
         // a RoPE type beside the layer types has no effect
         parameters.finish(family.name, &["rope_type"], acknowledged)?;
         return Ok((full?, Some(local?)));
     }
-    // `rope_scaling` is the older spelling and takes precedence, as in transformers
+    // `rope_scaling` is the older spelling of `rope_parameters`
+    if parameters.is_some() && !acknowledged.iter().any(|key| key == "rope_scaling") {
+        keys.check_equal("rope_scaling", keys, "rope_parameters")?;
+    }
     let scaling = keys.object("rope_scaling")?.or(parameters);
     if family.rope.scaled {
         keys.required("rope_parameters", scaling.as_ref())?;
     }
+    reader.check_theta("rope_theta", scaling.as_ref())?;
     let local = local_theta.map(|theta| reader.table(None, theta, local_dim)).transpose()?;
     Ok((reader.table(scaling, theta, full_dim)?, local))
 }
@@ -51,6 +59,14 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
+    /// Checks that a base in the parameters is that beside them, if both are there.
+    fn check_theta(&self, key: &str, parameters: Option<&Keys<'_>>) -> Result<(), FamilyError> {
+        match parameters.filter(|_| !self.acknowledged.iter().any(|known| known == key)) {
+            Some(parameters) => self.keys.check_equal(key, parameters, "rope_theta"),
+            None => Ok(()),
+        }
+    }
+
     /// Reads the table whose scaling is in the keys `scaling`; `theta` is its default base.
     fn table(&self, scaling: Option<Keys<'_>>, theta: f64, head_dim: u64) -> Result<RopeConfig, FamilyError> {
         let &Reader { keys, family, max_position_embeddings, acknowledged } = self;
@@ -62,6 +78,10 @@ impl Reader<'_> {
             return Err(keys.value("rope_theta", "more than 1"));
         }
         let own_part = scaling.f64("partial_rotary_factor")?;
+        // older configurations of multimodal models call their default type by another name
+        if scaling.str("type")? != Some("mrope") {
+            scaling.check_equal("type", scaling, "rope_type")?;
+        }
         let kind = scaling.str("rope_type")?.or(scaling.str("type")?).unwrap_or("default");
         let part = self.rotated_part(kind, own_part, given)?;
         if family.attention.late_query_scale {
@@ -84,6 +104,7 @@ impl Reader<'_> {
             );
         }
         let top_original = keys.u64("original_max_position_embeddings")?;
+        keys.check_equal("original_max_position_embeddings", scaling, "original_max_position_embeddings")?;
         let types = Types { keys: scaling, family, max_position_embeddings, top_original, head_dim, rope_dim };
         let rope = RopeConfig { rope_theta, rope_dim, scaling: types.read(kind, own_part)? };
         // the length is harmless if the type doesn't use it
