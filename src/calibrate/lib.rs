@@ -235,9 +235,9 @@ impl Run<'_> {
 
     /// Runs the head up to its projection; logits aren't needed.
     fn head(&self, job: &Job<'_>, log: &MomentLog) -> Result<()> {
-        let Some(input) = job.observed.first() else { return Ok(()) };
+        let Some(observed) = job.observed.first() else { return Ok(()) };
         let head = Executable::compile(
-            &observed::up_to(&job.function, &input.value),
+            &observed::up_to(&job.function, &observed.value),
             ExecOptions { precision: Precision::F32 },
             &WeightCache::new(),
         )?;
@@ -249,7 +249,7 @@ impl Run<'_> {
             let columns = (0..width * count).map(|i| rows[i % count * width + i / count]).collect();
             let tensor = shaped(input, shape_of(input, count as u64), columns)?;
             let outputs = head.run(&[(&input.name, &tensor)], &mut head.new_state())?;
-            outputs.iter().for_each(|(_, normed)| log.add(&input.value, normed));
+            outputs.iter().for_each(|(_, normed)| log.add(&observed.value, normed));
         }
         Ok(())
     }

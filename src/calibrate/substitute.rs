@@ -123,4 +123,8 @@ impl Sequence for SubstitutingSequence {
         }
         self.inner.reset()
     }
+
+    fn fork(&self) -> Result<Option<Box<dyn Sequence>>> {
+        Ok(None)
+    }
 }
