@@ -136,8 +136,9 @@ pub fn configuration(
             EXPERT_NAMES.iter().find(|(gguf, _)| *gguf == own).filter(|_| WITH_EXPERTS.contains(&architecture));
         if let Some((_, name)) = expert_name.or_else(|| NAMES.iter().find(|(gguf, _)| *gguf == own)) {
             let new = json_of(value);
-            let found = new.to_string();
-            if let Some(other) = config.insert((*name).to_owned(), new).filter(|other| other.to_string() != found) {
+            let other = config.insert((*name).to_owned(), new.clone()).filter(|other| *other != new);
+            if let Some(other) = other {
+                let found = new.to_string();
                 let expected = format!("{other}, as another key for `{name}` says");
                 return Err(FamilyError::Value { place, key: key.into(), found, expected }.into());
             }
