@@ -175,7 +175,7 @@ mod tests {
         for merges in [json!([["a", "b"], ["ab", "ab"]]), json!(["#version: 0.2", "a b", "ab ab"])] {
             let bytes = file(merges).to_string().into_bytes();
             let expected = Tokenizer::from_bytes(&bytes).unwrap();
-            let (found, _) = read(&bytes).unwrap();
+            let found = read(&bytes).unwrap();
             assert_eq!(serde_json::to_value(&found).unwrap(), serde_json::to_value(&expected).unwrap());
             let ids = found.encode("ababb<end>", false).unwrap().get_ids().to_vec();
             assert_eq!(ids, expected.encode("ababb<end>", false).unwrap().get_ids());
