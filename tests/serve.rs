@@ -75,7 +75,7 @@ fn a_completion_is_what_run_writes() {
     }
 }
 
-/// The same prompts on the bundle and on a server with OpenAI's API, which is our own here.
+/// Prompts on the bundle and on a server with OpenAI's API, which is our own here.
 #[test]
 fn a_suite_from_a_file_is_compared_with_a_server() {
     let server = server();

@@ -76,7 +76,8 @@ pub const TEXT: [u64; 2] = [512, 256];
 pub const TOKENS_PER_LOAD: f64 = 1e5;
 
 impl ChipPrediction {
-    /// Milliseconds per token of the compared text, with the first load of all functions spread over [`TOKENS_PER_LOAD`].
+    /// Milliseconds per token of the compared text, with the first load of all functions spread over
+    /// [`TOKENS_PER_LOAD`].
     pub fn cost_per_token(&self) -> f64 {
         let [least, most] = self.first_load_seconds;
         self.milliseconds_per_token() + (least + most) / 2.0 * 1e3 / TOKENS_PER_LOAD

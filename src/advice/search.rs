@@ -151,8 +151,8 @@ pub fn ladders(largest: u64) -> Vec<Vec<u64>> {
     ladders
 }
 
-/// Quantity that the search minimizes: the mean over the chips of the time per token, with the first load spread over many
-/// tokens.
+/// Quantity that the search minimizes: the mean over the chips of the time per token, with the first load spread over
+/// many tokens.
 pub fn objective(predictions: &[ChipPrediction]) -> f64 {
     let sum: f64 = predictions.iter().map(ChipPrediction::cost_per_token).sum();
     sum / predictions.len().max(1) as f64

@@ -4,9 +4,9 @@
 //! t = max(weights / bandwidth + states, palettes / rate of palettes + states, products / rate of products) + call
 //! ```
 //!
-//! The attention scores of a call come on top: their bytes in fp16 times the passes over them, divided by the bandwidth.
-//! `states` are the bytes of the caches times the number of passes over them, divided by the bandwidth. [`points`] has
-//! measurements, with the error of the prediction at each.
+//! The attention scores of a call come on top: their bytes in fp16 times the passes over them, divided by the
+//! bandwidth. `states` are the bytes of the caches times the number of passes over them, divided by the bandwidth.
+//! [`points`] has measurements, with the error of the prediction at each.
 
 pub mod points;
 

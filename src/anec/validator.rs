@@ -56,8 +56,9 @@ enum Reference {
 /// File name of a golden in the bundle folder.
 const GOLDEN: &str = "golden.safetensors";
 
-/// Verifies a bundle, gate by gate. Packages (.mlpackage) and compiled models (.mlmodelc) of any origin can be given as well:
-/// parity can't be tried on packages, which don't say what their inputs mean, and only residency on compiled models.
+/// Verifies a bundle, gate by gate. Packages (.mlpackage) and compiled models (.mlmodelc) of any origin can be given as
+/// well: parity can't be tried on packages, which don't say what their inputs mean, and only residency on compiled
+/// models.
 ///
 /// ```no_run
 /// # fn main() -> anec::base::Result<()> {

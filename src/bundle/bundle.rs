@@ -55,13 +55,13 @@ pub struct Bundle {
     pub ledger: LedgerTotals,
 }
 
-/// Largest number of bytes, and of tokens, rows or layers: sums of the former and products of two of the latter fit into
-/// 64 bits.
+/// Largest number of bytes, and of tokens, rows or layers: sums of the former and products of two of the latter fit
+/// into 64 bits.
 const MOST_BYTES: u64 = 1 << 48;
 const MOST: u64 = 1 << 31;
 
-/// Returns the first number that is larger than any bundle has, and its place. Numbers in the family's configuration and
-/// in the manifest aren't computed with.
+/// Returns the first number that is larger than any bundle has, and its place. Numbers in the family's configuration
+/// and in the manifest aren't computed with.
 fn too_large(json: &serde_json::Value, place: &mut String) -> Option<(String, u64)> {
     use serde_json::Value;
 

@@ -142,8 +142,8 @@ impl BisectArgs {
         if seen { Ok(None) } else { Err(self.no_function()) }
     }
 
-    /// Returns the first call whose ops don't all prefer the Neural Engine, reduced. Every size of a function is a call, because
-    /// Core ML plans for the default one.
+    /// Returns the first call whose ops don't all prefer the Neural Engine, reduced. Every size of a function is a
+    /// call, because Core ML plans for the default one.
     fn placement<P: Predicate>(&self, predicate: impl Fn() -> Result<P>) -> Result<Option<FailingPart>> {
         let subject = if self.path.join(FILE_NAME).exists() {
             ResidencySubject::of_bundle(&Bundle::read(&self.path)?, &self.path)?

@@ -23,8 +23,8 @@ use anec::{Gate, Validator, find_bundle, is_compiled, is_package};
 /// prefers the Neural Engine. Without the name of a gate, all of them run.
 ///
 /// An .mlpackage can be given instead of a bundle; parity is then left out, because the meaning of inputs is unknown.
-/// Only the placement of a compiled model (.mlmodelc) can be judged. tools/export_plan.py takes a plan for --plan on a Mac
-/// with coremltools instead of anec.
+/// Only the placement of a compiled model (.mlmodelc) can be judged. tools/export_plan.py takes a plan for --plan on a
+/// Mac with coremltools instead of anec.
 ///
 /// Exit code: 0 all gates passed, 1 a gate failed, 3 a gate could not run here.
 #[derive(Debug, clap::Args)]

@@ -98,8 +98,8 @@ pub struct FunctionPlan {
     pub package: String,
     /// Name within the package.
     pub function: String,
-    /// Number of tokens of a call. For models without a bundle, the size of the flexible dimension. `None` for fixed shapes,
-    /// or for the default shape.
+    /// Number of tokens of a call. For models without a bundle, the size of the flexible dimension. `None` for fixed
+    /// shapes, or for the default shape.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens: Option<u64>,
     /// Ops, in their order.

@@ -7,8 +7,8 @@
 use super::error::CoreMlError;
 use anec_mil::{Program, SymbolRange};
 
-/// Returns the program with only `function`, whose default length is `tokens`. Of several flexible dimensions, those that
-/// don't have this size keep their default.
+/// Returns the program with only `function`, whose default length is `tokens`. Of several flexible dimensions, those
+/// that don't have this size keep their default.
 ///
 /// # Errors
 /// If there is no such function, or no flexible dimension has this size.

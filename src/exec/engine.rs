@@ -1,8 +1,9 @@
 //! Simulation of the Neural Engine's arithmetic from published observations.
 //!
 //! None of it was measured by this project. Each [`EngineEffect`] has been published for some chips, with its source in
-//! `src/advice/tables/ane-arithmetic.yaml`, and each can be switched off. Under [`Precision::Ane`](super::Precision::Ane),
-//! values are rounded to fp16 as under `F16`, and some kernels are replaced by simulated ones that call this module.
+//! `src/advice/tables/ane-arithmetic.yaml`, and each can be switched off. Under
+//! [`Precision::Ane`](super::Precision::Ane), values are rounded to fp16 as under `F16`, and some kernels are replaced
+//! by simulated ones that call this module.
 //!
 //! | module | simulates |
 //! |---|---|

@@ -126,8 +126,8 @@ fn rows() -> impl Iterator<Item = &'static Row> {
     GROUPS.iter().flat_map(|group| group.iter())
 }
 
-/// Returns the parameters of an operator with defaults that `arguments` lack, as constants for an `x` of rank `rank`. The
-/// catalogue holds the defaults.
+/// Returns the parameters of an operator with defaults that `arguments` lack, as constants for an `x` of rank `rank`.
+/// The catalogue holds the defaults.
 pub(crate) fn defaults(
     spec: &OpSpec,
     rank: usize,

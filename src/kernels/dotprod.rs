@@ -2,8 +2,8 @@
 //! neighbours at a time (`SDOT`, feature `dotprod`, Armv8.2), or eight for two rows and two digits at a time (`SMMLA`,
 //! feature `i8mm`, Armv8.6: Apple's processors from A15 and M2 on); on x86-64 four neighbours (`VPDPBUSD`, AVX-512
 //! VNNI), also for rows whose elements are looked up as bytes, or two neighbours widened to words (AVX2, AVX-VNNI). A
-//! column becomes integers of [digits](super::digits). Sums are exact until their digits are joined, so a product has the
-//! same bits beside any other columns; those that sum bytes have the same bits with any instruction.
+//! column becomes integers of [digits](super::digits). Sums are exact until their digits are joined, so a product has
+//! the same bits beside any other columns; those that sum bytes have the same bits with any instruction.
 
 #[cfg(target_arch = "aarch64")]
 mod arm;

@@ -31,12 +31,11 @@ pub struct TokenProduct<'a> {
 /// `out[o, t] = sum over k of weight[o, k] * x[k, t] + bias[o]`, with the layouts of `x` (a row is a `k`) and `out` (a
 /// row is an `o`).
 ///
-/// Different kernels multiply few tokens, many tokens, and bytes on processors with byte products (AVX-512 VNNI; AVX2 if
-/// activations are short; codes
-/// of few tokens with VBMI, of many tokens if activations are short; 64-bit Arm). Two of them sum in f32, each in its
-/// own order, the others in integers. So a prompt in other chunks gives the same values within f32's rounding, and the
-/// same bits only if integers are summed for all numbers of tokens, as for bytes. Up to eight tokens each get the bits
-/// that they have alone. The scale of a whole row multiplies the finished sum.
+/// Different kernels multiply few tokens, many tokens, and bytes on processors with byte products (AVX-512 VNNI; AVX2
+/// if activations are short; codes of few tokens with VBMI, of many tokens if activations are short; 64-bit Arm). Two
+/// of them sum in f32, each in its own order, the others in integers. So a prompt in other chunks gives the same values
+/// within f32's rounding, and the same bits only if integers are summed for all numbers of tokens, as for bytes. Up to
+/// eight tokens each get the bits that they have alone. The scale of a whole row multiplies the finished sum.
 ///
 /// # Panics
 /// If a slice is too short for its layout, or two results overlap.

@@ -110,8 +110,8 @@ pub trait Sequence: Any + Send {
     /// Returns any error of [`run`](Sequence::run).
     fn run_into(&mut self, call: FunctionCall<'_>, outputs: &mut Vec<Arc<Tensor>>) -> Result<()>;
 
-    /// Runs stateless, independent functions, in parallel where the backend can; others use [`run_in_turn`]. The outputs
-    /// of each call replace its element of `outputs`, as in [`run_into`](Sequence::run_into).
+    /// Runs stateless, independent functions, in parallel where the backend can; others use [`run_in_turn`]. The
+    /// outputs of each call replace its element of `outputs`, as in [`run_into`](Sequence::run_into).
     ///
     /// # Errors
     /// Returns any error of [`run`](Sequence::run).

@@ -304,7 +304,8 @@ impl ChatTemplate {
         Ok(())
     }
 
-    /// Tokenizes the conversation. Special tokens spelled out in messages are plain text; only the template's own count.
+    /// Tokenizes the conversation. Special tokens spelled out in messages are plain text; only the template's own
+    /// count.
     ///
     /// # Errors
     /// If the template refuses the conversation, or the tokenizer fails.

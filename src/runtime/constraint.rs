@@ -15,8 +15,8 @@ pub use super::grammar::Grammar;
 use super::schema;
 use super::tokenizer::Tokenizer;
 
-/// White space of a JSON text: after a comma one space, or a line break with its indentation, and after a colon one space.
-/// More of it would let greedy models go on with line breaks for as long as they may.
+/// White space of a JSON text: after a comma one space, or a line break with its indentation, and after a colon one
+/// space. More of it would let greedy models go on with line breaks for as long as they may.
 const ITEM_SEPARATOR: &str = r",(\x20|\n[\x20\t]{0,32})?";
 const KEY_SEPARATOR: &str = r":\x20?";
 

@@ -70,7 +70,7 @@ impl Backend for InterceptedBackend {
         self.inner.has_room(function)
     }
 
-    /// The other bundle's functions have other indices, so its calls aren't intercepted.
+    /// Calls of another bundle aren't intercepted, because its functions have other indices.
     fn of_bundle(&self, bundle: &Bundle) -> Result<Option<Box<dyn Backend>>> {
         self.inner.of_bundle(bundle)
     }

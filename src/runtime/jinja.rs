@@ -1,9 +1,9 @@
-//! Jinja as Hugging Face transformers renders chat templates: Jinja2's language with `trim_blocks` and `lstrip_blocks`, in
-//! its immutable sandbox, on Python's values.
+//! Jinja as Hugging Face transformers renders chat templates: Jinja2's language with `trim_blocks` and `lstrip_blocks`,
+//! in its immutable sandbox, on Python's values.
 //!
 //! Templates are untrusted. Every evaluated expression costs a step, and every byte that is built or read is paid for
-//! before the work is done, so that a [`Budget`] bounds the time and the memory of a rendering. Containers know how deep
-//! they are nested, so that walking and dropping them needs little stack.
+//! before the work is done, so that a [`Budget`] bounds the time and the memory of a rendering. Containers know how
+//! deep they are nested, so that walking and dropping them needs little stack.
 //!
 //! | module | holds |
 //! |---|---|

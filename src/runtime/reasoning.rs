@@ -85,7 +85,7 @@ pub enum AnswerPart {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Nothing but white space so far.
+    /// Only white space so far.
     Before,
     Reasoning,
     Text,

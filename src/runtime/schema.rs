@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json};
 
-/// Largest divisor of `multipleOf`, as an integer without its power of ten: an automaton has a state for each remainder.
+/// Largest divisor of `multipleOf`, as an integer without its power of ten: an automaton has a state for each
+/// remainder.
 const MAX_DIVISOR: u64 = 2_000;
 /// Number of references that are rewritten.
 const MAX_REFERENCES: usize = 1_000;

@@ -1,5 +1,5 @@
-//! Trial of a tokenizer of a stranger: the tokenizers crate panics at some files that can be written down, and would need
-//! gigabytes for others.
+//! Trial of a tokenizer of a stranger: the tokenizers crate panics at some files that can be written down, and would
+//! need gigabytes for others.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

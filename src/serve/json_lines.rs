@@ -57,8 +57,8 @@ pub fn ready(transport: &str, path: Option<&std::path::Path>) -> String {
     format!("READY {about}\n")
 }
 
-/// Answers requests to the end of the input. `limit` is the maximum number of bytes per line; a line that has begun must
-/// arrive within `read_timeout`, if there is one.
+/// Answers requests to the end of the input. `limit` is the maximum number of bytes per line; a line that has begun
+/// must arrive within `read_timeout`, if there is one.
 ///
 /// # Errors
 /// If an answer can't be written.

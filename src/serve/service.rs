@@ -260,8 +260,8 @@ impl Service {
     }
 
     /// Parses and validates a request and queues the texts of its submissions. This runs on a blocking thread, because
-    /// parsing, rendering, tokenizing and compiling grammars take time. At most `parallel` requests are prepared at a time,
-    /// and one grammar is compiled. Dropping the future stops the preparation.
+    /// parsing, rendering, tokenizing and compiling grammars take time. At most `parallel` requests are prepared at a
+    /// time, and one grammar is compiled. Dropping the future stops the preparation.
     ///
     /// # Errors
     /// If the request is wrong or exceeds the context, the queue is full, or the preparation exceeds the time limit.
@@ -294,8 +294,8 @@ impl Service {
         Ok((prepared.into_iter().zip(constraints).map(queue).collect::<Result<Vec<_>, _>>()?, rest))
     }
 
-    /// Runs a request's work on a blocking thread, as [`Service::ask`] does. The work can check whether its client is still
-    /// connected.
+    /// Runs a request's work on a blocking thread, as [`Service::ask`] does. The work can check whether its client is
+    /// still connected.
     ///
     /// # Errors
     /// Returns the work's error; also if the queue is full or the time limit is exceeded.

@@ -94,8 +94,8 @@ impl SourceFile {
     }
 }
 
-/// Reads a JSON file. `NaN`, `Infinity` and `-Infinity`, which Python writes, become objects as transformers writes them:
-/// `{"__float__": "Infinity"}`.
+/// Reads a JSON file. `NaN`, `Infinity` and `-Infinity`, which Python writes, become objects as transformers writes
+/// them: `{"__float__": "Infinity"}`.
 ///
 /// # Errors
 /// Returns an error if the file can't be read or isn't JSON.

@@ -111,8 +111,8 @@ impl HuggingFaceFiles {
     }
 }
 
-/// Chat templates by name, from `chat_template.jinja` and `additional_chat_templates`, else from `tokenizer_config.json`,
-/// else from `chat_template.json`.
+/// Chat templates by name, from `chat_template.jinja` and `additional_chat_templates`, else from
+/// `tokenizer_config.json`, else from `chat_template.json`.
 fn chat_templates(
     folder: &Path,
     tokenizer_config: Option<&Json>,

@@ -39,7 +39,8 @@ impl<'a> Ledger<'a> {
         Ledger { recording: Some(Recording::default()), ..Ledger::new(source) }
     }
 
-    /// Makes [`has`](Ledger::has) true for names that match the patterns, in a recording ledger; without effect in others.
+    /// Makes [`has`](Ledger::has) true for names that match the patterns, in a recording ledger; without effect in
+    /// others.
     pub fn assume(&mut self, patterns: impl IntoIterator<Item = impl Into<String>>) {
         if let Some(recording) = &mut self.recording {
             recording.assumed.extend(patterns.into_iter().map(Into::into));

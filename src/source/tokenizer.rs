@@ -75,7 +75,8 @@ impl Steps {
         }
     }
 
-    /// Returns the steps of a BPE over UTF-8, as SentencePiece's, which takes a text whole. With `prefix`, a space precedes every text.
+    /// Returns the steps of a BPE over UTF-8, as SentencePiece's, which takes a text whole. With `prefix`, a space
+    /// precedes every text.
     fn sentence_piece(prefix: bool, template: Option<Json>) -> Self {
         let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"});
         let normalizer = if prefix {
@@ -191,8 +192,8 @@ pub fn end_tokens(metadata: &GgufMetadata) -> Result<Vec<u64>> {
         }
     }
     let has = |spelt: &str| ids.iter().any(|id| tokens.get(*id as usize) == Some(spelt));
-    // where calls and answers have ends of their own, `<|end|>` ends a message; a file that has Gemma's mark of calls or
-    // PLaMo's end holds `</s>` as text
+    // where calls and answers have ends of their own, `<|end|>` ends a message; a file that has Gemma's mark of calls
+    // or PLaMo's end holds `</s>` as text
     let ends_messages = has("<|call|>") && has("<|return|>") || has("<|calls|>") && has("<|flush|>");
     let holds_html = has("<|tool_response>") || tokens.iter().any(|token| token == "<|plamo:eos|>");
     let named = ids.first().copied();

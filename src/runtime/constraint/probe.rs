@@ -42,8 +42,8 @@ pub fn set_program(program: PathBuf) {
     let _ = PROGRAM.set(program);
 }
 
-/// Runs a trial: reads a grammar from stdin and compiles it under limits. Returns the exit code: 0 if it was compiled, 1
-/// with the problem on stdout if it was refused.
+/// Runs a trial: reads a grammar from stdin and compiles it under limits. Returns the exit code: 0 if it was compiled,
+/// 1 with the problem on stdout if it was refused.
 pub fn run() -> u8 {
     #[cfg(unix)]
     {

@@ -150,7 +150,8 @@ fn spelling(value: &Json) -> Option<&str> {
     value.as_str().or_else(|| value.get("content")?.as_str())
 }
 
-/// Tokens beside the vocabulary: ids, and whether they are special. From `tokenizer_config.json` or `added_tokens.json`.
+/// Tokens beside the vocabulary: ids, and whether they are special. From `tokenizer_config.json` or
+/// `added_tokens.json`.
 fn added(path: &Path, files: &HuggingFaceFiles) -> Result<BTreeMap<usize, (String, bool)>> {
     let mut all = BTreeMap::new();
     let beside = path.with_file_name("added_tokens.json");
@@ -411,8 +412,8 @@ const TEKKEN_SPECIAL: [&str; 20] = [
     "[TOOL_CONTENT]",
 ];
 
-/// Returns merges that give the tokens of a ranked vocabulary: for each token every pair of tokens that forms it, pairs of
-/// lower ranks first.
+/// Returns merges that give the tokens of a ranked vocabulary: for each token every pair of tokens that forms it, pairs
+/// of lower ranks first.
 fn merges_of_ranks(ranked: &[Vec<u8>]) -> Vec<(&[u8], &[u8])> {
     let ranks: HashMap<&[u8], usize> = ranked.iter().enumerate().map(|(rank, bytes)| (&bytes[..], rank)).collect();
     let mut merges = Vec::new();

@@ -1,7 +1,7 @@
 //! Pre-tokenizers of byte-pair encodings, by their names in `tokenizer.ggml.pre`.
 //!
-//! The names are llama.cpp's; each stands for the rules of one or more published `tokenizer.json` files. A text is divided
-//! by all patterns in turn: each one divides the pieces that the patterns before it leave.
+//! The names are llama.cpp's; each stands for the rules of one or more published `tokenizer.json` files. A text is
+//! divided by all patterns in turn: each one divides the pieces that the patterns before it leave.
 
 /// Pre-tokenizer of a byte-pair encoding.
 #[derive(Clone, Copy, Debug)]

@@ -71,7 +71,8 @@ fn pieces(name: &str, text: &str) -> Vec<String> {
     ranges.into_iter().map(|(_, (start, end), _)| text[start..end].to_owned()).collect()
 }
 
-/// `tests/fixtures/gguf/pieces.py` computes the pieces with Python's `regex` from llama.cpp's own spelling of the patterns.
+/// `tests/fixtures/gguf/pieces.py` computes the pieces with Python's `regex` from llama.cpp's own spelling of the
+/// patterns.
 #[test]
 fn pieces_are_those_of_llama_cpps_patterns() {
     let path = anec_testing::root().join("tests/fixtures/gguf/pieces.json");

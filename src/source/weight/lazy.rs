@@ -249,8 +249,8 @@ impl SourceWeight {
         Ok(SourceWeight { node: Arc::new(super::Node::ComputedRows(computed)), shape: [rows, columns].into() })
     }
 
-    /// Returns a matrix of the given rows and columns that `compute` decodes from `parts` when it is read, from the first
-    /// row and a buffer of whole rows. `compute` must not use the thread pool.
+    /// Returns a matrix of the given rows and columns that `compute` decodes from `parts` when it is read, from the
+    /// first row and a buffer of whole rows. `compute` must not use the thread pool.
     pub(crate) fn decoded_rows(
         name: &str,
         [rows, columns]: [u64; 2],

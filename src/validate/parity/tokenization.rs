@@ -62,8 +62,8 @@ fn depends_on_date(template: &ChatTemplate) -> bool {
     template.source().contains("strftime_now")
 }
 
-/// Metadata of a golden with the tokenization and the chat template of a bundle; empty without a tokenizer. `texts` are the
-/// golden's own, by name.
+/// Metadata of a golden with the tokenization and the chat template of a bundle; empty without a tokenizer. `texts` are
+/// the golden's own, by name.
 ///
 /// # Errors
 /// If the tokenizer or the template can't be read.

@@ -19,9 +19,9 @@ use anec_mil::{Function, catalogue};
 /// Judges the plan of a model; `path` is the plan's.
 ///
 /// Every function must be in the plan at every size. Each must have a convolution, and every compute op must prefer the
-/// Neural Engine; writing a state is a compute op, reading one isn't. A manifest may require a share of the planned cost
-/// in addition, or instead if it gives a reason. Ops without a device are undetermined: a separate check reports their
-/// number and whether latency speaks for them.
+/// Neural Engine; writing a state is a compute op, reading one isn't. A manifest may require a share of the planned
+/// cost in addition, or instead if it gives a reason. Ops without a device are undetermined: a separate check reports
+/// their number and whether latency speaks for them.
 ///
 /// # Errors
 /// If the plan is of another model or of other bytes, contradicts itself, or wasn't taken for the Neural Engine.

@@ -53,8 +53,8 @@ pub fn measure(sequence: &mut dyn Sequence, function: usize, entry: &FunctionEnt
     Ok(milliseconds)
 }
 
-/// Loads a compiled model of one function and calls it with `inputs`, in the order of the signature. Returns the outputs of
-/// the first call and the milliseconds of `calls` later ones.
+/// Loads a compiled model of one function and calls it with `inputs`, in the order of the signature. Returns the
+/// outputs of the first call and the milliseconds of `calls` later ones.
 ///
 /// # Errors
 /// If Core ML refuses to load or call it.

@@ -19,7 +19,8 @@ use anec_package::{Package, WriteOptions};
 use anec_runtime::{Backend, CoreMlBackend};
 
 /// Takes the plan of every call of a model. Calls of packages are compiled and planned separately, in a temporary copy,
-/// which takes Core ML seconds to minutes. Compiled models are planned as they are: Core ML plans their default function.
+/// which takes Core ML seconds to minutes. Compiled models are planned as they are: Core ML plans their default
+/// function.
 ///
 /// # Errors
 /// If a package can't be read. Functions that Core ML refuses are noted in the plan.
@@ -96,8 +97,8 @@ pub(crate) fn with_compiled<T>(
     Ok(result)
 }
 
-/// Adds latencies of calls to the plan of a package or compiled model, with the Neural Engine and on the CPU alone. Inputs
-/// are zeros, which some programs refuse: calls that fail have no latency.
+/// Adds latencies of calls to the plan of a package or compiled model, with the Neural Engine and on the CPU alone.
+/// Inputs are zeros, which some programs refuse: calls that fail have no latency.
 ///
 /// # Errors
 /// If a package can't be copied.

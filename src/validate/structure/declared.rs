@@ -1,5 +1,5 @@
-//! Family, configuration, transforms and number formats of `bundle.json` against the packages: a runtime and a reader rely
-//! on them, and nothing else would notice that they are another model's.
+//! Family, configuration, transforms and number formats of `bundle.json` against the packages: a runtime and a reader
+//! rely on them, and nothing else would notice that they are another model's.
 
 use std::collections::BTreeSet;
 

@@ -2,8 +2,8 @@
 //! row's bytes are widened to words, and `VPMADDWD` adds the products of two neighbours in 32 bits (`VPDPWSSD` of
 //! AVX-VNNI adds them to a sum as well).
 //!
-//! A lane's sum over [`PART`] elements is exact. Lanes are converted to f32 and added in a fixed order, as are parts, so
-//! a product has the same bits beside any other rows and columns.
+//! A lane's sum over [`PART`] elements is exact. Lanes are converted to f32 and added in a fixed order, as are parts,
+//! so a product has the same bits beside any other rows and columns.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
