@@ -68,9 +68,7 @@ impl Diagnostic for CalibrateError {
             CalibrateError::NoPredictions => {
                 Some("remove it and set formats in `quant.overrides` or `quant.layers`".into())
             }
-            CalibrateError::Budget { .. } => {
-                Some("raise the budget to that, or run `anec quant` to see the cost of each format".into())
-            }
+            CalibrateError::Budget { .. } => Some("raise the budget to that".into()),
             CalibrateError::NothingToChoose => Some("remove some of them, or the plan".into()),
             CalibrateError::NoTokens(_) => Some("set another `calibration.text`, or `builtin`".into()),
             CalibrateError::Moments { error, .. } => error.help(),

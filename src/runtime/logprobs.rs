@@ -2,7 +2,7 @@
 
 use super::sampling::argmax;
 
-/// Log-probability of a token, and its likeliest alternatives.
+/// Log-probability of a token, and the likeliest alternatives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logprobs {
     /// Natural logarithm of the token's probability.

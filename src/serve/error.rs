@@ -69,7 +69,9 @@ pub enum ServeError {
         origin: String,
     },
     /// Request under a host name that isn't this machine's, while the server listens on this machine only.
-    #[error("this server answers under the names of this machine alone, not as `{host}`; --allow-host allows it")]
+    #[error(
+        "this server answers under the names of this machine alone, not as `{host}`; its operator can allow that host"
+    )]
     ForeignHost {
         /// Host name of the request.
         host: String,

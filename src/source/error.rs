@@ -171,7 +171,7 @@ impl Diagnostic for SourceError {
             SourceError::NotFinite { .. } => {
                 "the file is damaged, or was trained or quantized wrongly; get it again from its publisher"
             }
-            SourceError::ShapeOnly { .. } => "name a source with weights by --source",
+            SourceError::ShapeOnly { .. } => "name a source with weights",
             SourceError::Name { .. } => {
                 "a source is a path, or hf:owner/name, hf:owner/name@revision, hf:owner/name/file.gguf"
             }

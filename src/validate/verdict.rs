@@ -134,8 +134,8 @@ pub const FILE_NAME: &str = "gates.json";
 /// Gates that a bundle must pass before others rely on it. Residency needs a Mac.
 pub const REQUIRED: [&str; 3] = ["structure", "numerics", "parity"];
 
-/// Returns the missing, failed or unproven gate that keeps a report of gates (as JSON) from showing that a bundle passed;
-/// `None` if all passed.
+/// Returns the missing, failed or unproven gate that keeps a report of gates (as JSON) from showing that a bundle
+/// passed; `None` if all passed.
 pub fn missing_proof(report: &serde_json::Value) -> Option<String> {
     let gates = report["gates"].as_array().map(Vec::as_slice).unwrap_or_default();
     let verdict = |name: &str| gates.iter().find(|gate| gate["gate"] == name).map(|gate| gate["verdict"].clone());
