@@ -448,9 +448,6 @@ fn vocabularies_that_contradict_the_tokenizer() {
             ("a tokenizer with more tokens than the model has rows", |m| {
                 edit_json(&m.join("tokenizer.json"), |t| t["model"]["vocab"]["zzz"] = json!(123_456))
             }),
-            ("an added token that the model has no row for", |m| {
-                edit_json(&m.join("tokenizer.json"), |t| t["added_tokens"][0]["id"] = json!(9999))
-            }),
             ("an end token that the model has no row for", |m| {
                 edit_json(&m.join("generation_config.json"), |g| g["eos_token_id"] = json!([2, 7777]))
             }),

@@ -99,7 +99,7 @@ impl ModuleBuilder {
         let file = module.attribute(AiAttribute::File(parts));
         let source = module.attribute(AiAttribute::SourceRange { file, numbers: [1; 4] });
         let scope = module.attribute(AiAttribute::Unit);
-        module.location = module.attribute(AiAttribute::Location { source, scope, rest: [0; 2] });
+        module.location = module.attribute(AiAttribute::Location { source, scope, kind: 0, others: Vec::new() });
         module
     }
 

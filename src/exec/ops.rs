@@ -176,7 +176,7 @@ pub(crate) mod testing {
     use crate::tensor::Tensor;
 
     /// Arguments by parameter.
-    pub type Arguments<'a> = Vec<(&'a str, Value)>;
+    pub type NamedValues<'a> = Vec<(&'a str, Value)>;
 
     /// Floats.
     pub fn f(shape: &[usize], values: &[f32]) -> Value {
@@ -237,7 +237,7 @@ pub(crate) mod testing {
     }
 
     /// Only result of an op whose declared type is fp32, or its error.
-    pub fn try_run(operator: &str, arguments: Arguments<'_>) -> Result<Tensor, String> {
+    pub fn try_run(operator: &str, arguments: NamedValues<'_>) -> Result<Tensor, String> {
         let arguments = arguments.into_iter().map(|(name, value)| (name, vec![value])).collect();
         let mut results = results(operator, arguments, DataType::Fp32)?;
         assert_eq!(results.len(), 1, "{operator} gives one result");
@@ -248,7 +248,7 @@ pub(crate) mod testing {
 
     /// Only result of an op whose declared type is fp32.
     #[track_caller]
-    pub fn run(operator: &str, arguments: Arguments<'_>) -> Tensor {
+    pub fn run(operator: &str, arguments: NamedValues<'_>) -> Tensor {
         try_run(operator, arguments).unwrap_or_else(|problem| panic!("{operator}: {problem}"))
     }
 

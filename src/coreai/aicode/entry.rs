@@ -145,7 +145,9 @@ pub enum AiAttribute {
         /// Scope.
         scope: AttributeId,
         /// Not understood; zero wherever it was seen.
-        rest: [u64; 2],
+        kind: u64,
+        /// Indices that are not understood; most locations have none.
+        others: Vec<u32>,
     },
     /// Named values.
     Dictionary(Vec<AttributeId>),
@@ -347,7 +349,8 @@ impl AiAttribute {
             code::LOCATION => AiAttribute::Location {
                 source: AttributeId(cursor.index()?),
                 scope: AttributeId(cursor.index()?),
-                rest: [cursor.varint()?, cursor.varint()?],
+                kind: cursor.varint()?,
+                others: cursor.indices()?,
             },
             code::DICTIONARY => AiAttribute::Dictionary(attributes(cursor)?),
             code::UNIT => AiAttribute::Unit,
@@ -410,8 +413,9 @@ impl AiAttribute {
             AiAttribute::SourceRange { file, numbers: [a, b, c, d] } => {
                 push_fields(&mut out, &[code::SOURCE_RANGE, file.0.into(), *a, *b, *c, *d]);
             }
-            AiAttribute::Location { source, scope, rest: [a, b] } => {
-                push_fields(&mut out, &[code::LOCATION, source.0.into(), scope.0.into(), *a, *b]);
+            AiAttribute::Location { source, scope, kind, others } => {
+                push_fields(&mut out, &[code::LOCATION, source.0.into(), scope.0.into(), *kind]);
+                push_all(&mut out, others.iter().copied());
             }
             AiAttribute::Dictionary(items) => {
                 push_fields(&mut out, &[code::DICTIONARY]);
