@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::constants::{ConstantError, load};
-use super::constexpr::FoldArgument;
 use super::error::ExecError;
 use super::node::Node;
 use super::operand::Operand;
 use super::ops::{self, ReadState, Rule, WriteState};
 use super::resolve::Resolver;
+use super::row::FoldArgument;
 use super::step::{Output, Step};
 use super::value::Value;
 use super::weight_cache::WeightCache;

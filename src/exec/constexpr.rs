@@ -1,12 +1,11 @@
 //! Folding of `constexpr_` ops. The result stays compressed if a kernel can multiply it in that form.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use half::f16;
 
 use super::constants::{ConstantError, load};
-use super::ops::{Row, folding};
+use super::row::{FoldArgument, FoldArguments, Row, folding};
 use super::tensor::{Dims, Tensor, TensorData, broadcast_strides, for_each_index, strides};
 use super::value::Value;
 use super::weight::{LoadedWeight, SMALL, constant_shape, constant_tensor, decode_integers};
@@ -14,17 +13,6 @@ use super::weight_cache::WeightCache;
 use anec_kernels::codes::CodeTables;
 use anec_kernels::weight::{Elements, Scales};
 use anec_mil::{Constant, DataType, TensorType};
-
-/// Argument of a constexpr op.
-pub(crate) enum FoldArgument {
-    /// Constant as stored.
-    Stored(Constant),
-    /// Result of another constexpr op.
-    Folded(Value),
-}
-
-/// Arguments and attributes by name.
-pub(crate) type FoldArguments<'a> = BTreeMap<&'a str, FoldArgument>;
 
 /// Rows of the table.
 pub(crate) const ROWS: &[Row] = folding! {

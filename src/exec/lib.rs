@@ -62,6 +62,7 @@ mod ops;
 mod pool;
 pub mod profile;
 mod resolve;
+mod row;
 mod slot_writes;
 pub mod state;
 mod state_buffer;

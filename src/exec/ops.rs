@@ -15,75 +15,17 @@ mod slice;
 mod space;
 mod state;
 
-use std::sync::Arc;
-
 pub(super) use self::binary::{Arithmetic, BinaryOp};
 pub(super) use self::conv::Conv;
 pub(super) use self::matmul::{Linear, Matmul};
 pub(super) use self::norm::{Softmax, softmax_rows};
 pub(super) use self::slice::{Concat, SliceByIndex, SliceUpdate, Slicing};
 pub(super) use self::state::{ReadState, WriteState};
-use super::constants::ConstantError;
-use super::constexpr::{self, FoldArguments};
-use super::kernel::Kernel;
-use super::resolve::Resolver;
-use super::value::Value;
-use super::weight_cache::WeightCache;
+use super::constexpr;
+pub(crate) use super::row::{Resolved, Row, Rule, computing, moving};
 use anec_mil::catalogue::OpSpec;
-use anec_mil::{Constant, DataType, TensorType};
+use anec_mil::{Constant, DataType};
 
-/// Kernel of an op, or the error in the op.
-pub(crate) type Resolved = Result<Arc<dyn Kernel>, String>;
-
-/// Folds a constexpr op to constants, given the types of its results.
-pub(crate) type Fold = fn(&[TensorType], &FoldArguments<'_>, &WeightCache) -> Result<Vec<Value>, ConstantError>;
-
-/// Row of the table.
-pub(crate) struct Row {
-    /// Name of the operator.
-    pub operator: &'static str,
-    /// Implementation of the operator.
-    pub rule: Rule,
-}
-
-/// Implementation of an operator.
-#[derive(Clone, Copy)]
-pub(crate) enum Rule {
-    /// A kernel that computes at run time.
-    Kernel {
-        /// Resolves an op to its kernel.
-        resolve: fn(&mut Resolver<'_>) -> Resolved,
-        /// Whether results only hold elements of the arguments, so that rounding them again changes nothing.
-        moves: bool,
-    },
-    /// Constants at compile time.
-    Fold(Fold),
-}
-
-/// Rows of operators that compute.
-macro_rules! computing {
-    ($($operator:literal => $resolve:expr),* $(,)?) => {
-        &[$($crate::ops::Row {
-            operator: $operator,
-            rule: $crate::ops::Rule::Kernel { resolve: $resolve, moves: false },
-        }),*]
-    };
-}
-/// Rows of operators that only move elements.
-macro_rules! moving {
-    ($($operator:literal => $resolve:expr),* $(,)?) => {
-        &[$($crate::ops::Row {
-            operator: $operator,
-            rule: $crate::ops::Rule::Kernel { resolve: $resolve, moves: true },
-        }),*]
-    };
-}
-/// Rows of operators that fold to constants.
-macro_rules! folding {
-    ($($operator:literal => $fold:expr),* $(,)?) => {
-        &[$($crate::ops::Row { operator: $operator, rule: $crate::ops::Rule::Fold($fold) }),*]
-    };
-}
 /// Tensor whose elements `$out` are made from those of another one, for every element type.
 macro_rules! make_like {
     ($pool:expr, $shape:expr, $data:expr, ($elements:ident, $out:ident) => $fill:expr) => {
@@ -94,7 +36,7 @@ macro_rules! make_like {
         }
     };
 }
-pub(crate) use {computing, folding, make_like, moving};
+pub(crate) use make_like;
 
 /// Table, by group.
 const GROUPS: &[&[Row]] = &[
@@ -167,13 +109,19 @@ pub(crate) mod testing {
 
     use anec_mil::{Opset, catalogue};
 
+    use std::sync::Arc;
+
     use super::*;
     use crate::constants::load;
     use crate::kernel::Call;
     use crate::operand::Operand;
     use crate::pool::Pool;
+    use crate::resolve::Resolver;
     use crate::state::State;
     use crate::tensor::Tensor;
+    use crate::value::Value;
+    use crate::weight_cache::WeightCache;
+    use anec_mil::TensorType;
 
     /// Arguments by parameter.
     pub type NamedValues<'a> = Vec<(&'a str, Value)>;
