@@ -440,6 +440,19 @@ fn gguf_keys_that_contradict_the_weights() {
 }
 
 #[test]
+fn added_tokens_without_a_row_are_left_out_with_a_note() {
+    let room = tempfile::tempdir().unwrap();
+    let (source, out) = (room.path().join("model"), room.path().join("out.anec"));
+    copy(&repository("tests/fixtures/families/qwen2-tokenizer"), &source);
+    edit_json(&source.join("tokenizer.json"), |t| t["added_tokens"][0]["id"] = json!(9999));
+    let mut command = anec();
+    command.args(["convert", "--set", "context=32", "--source"]).arg(&source).arg("--out").arg(&out);
+    let (code, _, stderr) = finish(command.output().unwrap());
+    assert_eq!(code, 0, "{stderr}");
+    assert!(stderr.contains("the model has no rows for the tokens"), "{stderr}");
+}
+
+#[test]
 fn vocabularies_that_contradict_the_tokenizer() {
     let mut text = damaged(
         "tests/fixtures/families/qwen2-tokenizer",
