@@ -102,7 +102,7 @@ fn a_reader_of_the_layout_computes_the_same_logits() {
     let room = tempfile::tempdir().unwrap();
     let path = |name: &str| room.path().join(name).to_str().unwrap().to_owned();
     let (code, _, stderr) = run(&["export", crate::verbs::bundle().to_str().unwrap(), "--anemll", &path("refused")]);
-    assert!(code == 2 && stderr.contains("--set state=unified"), "{stderr}");
+    assert!(code == 2 && stderr.contains("`state: unified`"), "{stderr}");
     assert!(!Path::new(&path("refused")).exists());
 
     for layout in ["bcs1", "bc1s"] {

@@ -111,7 +111,7 @@ with open(table, "rb") as file:
     sha256 = hashlib.sha256(file.read()).hexdigest()
 assert anec.file_has_digest(table, listed["digest"]) and anec.file_has_digest(table, sha256)
 assert not anec.file_has_digest(os.path.join(demo, "bundle.json"), listed["digest"])
-refused(AnecError.WrongArgument, "no digest", anec.file_has_digest, table, "md5:0")
+refused(AnecError.WrongArgument, "not a digest", anec.file_has_digest, table, "md5:0")
 refused(AnecError.DamagedBundle, "can't read", anec.file_has_digest, table + ".part", sha256)
 
 # errors are exceptions

@@ -190,7 +190,7 @@ fn a_budget_decides_formats_by_layers_and_the_manifest_says_them() {
             (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
         };
         let (code, stderr) = asked(too_little);
-        assert!(code == Some(2) && stderr.contains("less than the formats allow"), "{stderr}");
+        assert!(code == Some(2) && stderr.contains("below the minimum of the formats"), "{stderr}");
         let least = stderr.split("expected at least ").nth(1).and_then(|rest| rest.split_whitespace().next()).unwrap();
         assert_eq!(asked(least).0, Some(0), "{key}={least}");
     }
@@ -212,7 +212,7 @@ fn what_cannot_be_calibrated_says_so() {
     assert!(both_ways.contains("a bidirectional model can't be calibrated"), "{both_ways}");
     // it has no predictions that formats could change
     let vectors = refused("../encoders/qwen3-embedding", &["quant.plan.bits=6"]);
-    assert!(vectors.contains("predictions of the next token, and the model makes none"), "{vectors}");
+    assert!(vectors.contains("next-token predictions, and the model makes none"), "{vectors}");
     let routers = refused("zaya-default", &["context=64"]);
     assert!(routers.contains("a model whose routers pass state between layers can't be calibrated"), "{routers}");
 }

@@ -235,9 +235,12 @@ fn configurations_that_change_the_maths_are_refused_by_name() {
                 std::fs::copy(file.path(), folder.path().join(name)).expect("copied");
             }
         }
-        let source = Source::open_path(folder.path()).expect("a source");
-        let mut ledger = Ledger::new(&source);
-        let refused = anec::family::open(&mut ledger, None, &[]).and_then(|_| Ok(ledger.finish()?));
+        let refused = (|| -> anec::base::Result<_> {
+            let source = Source::open_path(folder.path())?;
+            let mut ledger = Ledger::new(&source);
+            anec::family::open(&mut ledger, None, &[])?;
+            Ok(ledger.finish()?)
+        })();
         let error = refused.expect_err(&format!("{} must be refused: {}", bad["config"], bad["fault"]));
         let text = error.to_string().replace(&folder.path().display().to_string(), "MODEL");
         messages += &format!("{}: {text}\n", config.parent().and_then(|p| p.file_name()).unwrap_or_default().display());

@@ -52,7 +52,7 @@ fn a_reader_of_the_package_computes_the_same_logits() {
     let room = tempfile::tempdir().unwrap();
     let path = |name: &str| room.path().join(name).to_str().unwrap().to_owned();
     let (code, _, stderr) = run(&["export", crate::verbs::bundle().to_str().unwrap(), "--hf-swift", &path("refused")]);
-    assert!(code == 2 && stderr.contains("--set state=host"), "{stderr}");
+    assert!(code == 2 && stderr.contains("`state: host`"), "{stderr}");
     assert!(!Path::new(&path("refused")).exists());
 
     for layout in ["bcs1", "bc1s"] {

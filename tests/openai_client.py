@@ -126,10 +126,10 @@ def cancellation():
 
 def errors():
     for error, call in [
-        (openai.NotFoundError, lambda: client.chat.completions.create(model="no such model", messages=USER)),
+        (openai.NotFoundError, lambda: client.models.retrieve("no such model")),
         (openai.BadRequestError, lambda: greedy(temperature=-3)),
         (openai.BadRequestError, lambda: client.chat.completions.create(model=model, messages=[])),
-        (openai.BadRequestError, lambda: greedy(max_tokens=10**7)),
+        (openai.BadRequestError, lambda: greedy(max_tokens=-5)),
     ]:
         try:
             call()

@@ -273,7 +273,7 @@ fn two_runs_do_not_disturb_each_other() {
         let mut written = 0;
         for child in children {
             let (code, _, stderr) = finish(child.wait_with_output().unwrap());
-            assert!(code == 0 || code == 2 && stderr.contains("another conversion is at work"), "{code} {stderr}");
+            assert!(code == 0 || code == 2 && stderr.contains("another conversion is in progress"), "{code} {stderr}");
             written += usize::from(code == 0);
         }
         assert!(written > 0);

@@ -27,7 +27,7 @@ fn bundle() -> &'static Path {
         let (code, _, stderr) =
             run(&["convert", "--no-measure", "-m", "demo", "--out", out.to_str().unwrap(), "--force"]);
         assert_eq!(code, 0, "{stderr}");
-        let template = "{% for t in tools %}{{ t.function.name }} {% endfor %}{# <tool_call> #}\
+        let template = "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{# <tool_call> #}\
             {% for m in messages %}<{{ m.role }}> {{ m.content or m.tool_calls | tojson }}\n{% endfor %}<assistant>";
         std::fs::write(out.join("chat_template.jinja"), template).unwrap();
         edit_json(&out.join("bundle.json"), |bundle| {
@@ -817,6 +817,11 @@ fn answers_that_the_end_cuts_off_say_so() {
     let mut beginning = [0; 256];
     stream.read_exact(&mut beginning).unwrap();
     server.terminate();
+    // it listens no longer; the second signal ends answers, too
+    while std::net::TcpStream::connect(&server.address).is_ok() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    server.terminate();
     let mut rest = String::new();
     BufReader::new(stream).read_to_string(&mut rest).unwrap();
     let error = rest.find("\"shutting_down\"").unwrap_or_else(|| panic!("{}", &rest[rest.len().saturating_sub(500)..]));
@@ -977,7 +982,7 @@ fn json_lines_over_stdin() {
     assert_eq!(next(), format!("OUT: {}", expected.join(" ")));
     assert!(next().starts_with("PERF: prefill="));
     // mistakes end nothing
-    for wrong in ["{", "{\"tokens\": []}", "{\"tokens\": [1], \"max_tokens\": 600}", "{\"tokens\": [99999]}"] {
+    for wrong in ["{", "{\"tokens\": []}", "{\"tokens\": [99999]}"] {
         writeln!(input, "{wrong}").unwrap();
         let answer: Json = serde_json::from_str(&next()).unwrap();
         assert_eq!(answer["ok"], false, "{wrong}");

@@ -1,5 +1,6 @@
 //! File errors and memory-mapped files.
 
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,6 @@ use memmap2::Mmap;
 use crate::digest::{ContentDigest, FileDigester};
 use crate::error::{Diagnostic, Fault};
 use crate::fault::Registration;
-use crate::input;
 use crate::release::Released;
 
 /// Failure to open, map, read or write a file.
@@ -61,6 +61,24 @@ impl Diagnostic for FileError {
     }
 }
 
+/// Opens a regular file and returns it with its size. Folders, pipes, sockets and devices are refused: a pipe without a
+/// writer blocks for ever, and a device has no end.
+///
+/// # Errors
+/// If it isn't a regular file, or the system refuses.
+pub(crate) fn open_file(path: &Path) -> Result<(File, u64), FileError> {
+    let refused = |error: io::Error| FileError::of(path, "open")(error);
+    // before it is opened, which blocks for pipes
+    let metadata = std::fs::metadata(path).map_err(refused)?;
+    if !metadata.is_file() {
+        let kind = if metadata.is_dir() { "a folder" } else { "a pipe, socket or device" };
+        return Err(refused(io::Error::new(io::ErrorKind::InvalidInput, format!("it is {kind}, not a file"))));
+    }
+    let file = File::open(path).map_err(refused)?;
+    let length = file.metadata().map_err(refused)?.len();
+    Ok((file, length))
+}
+
 /// File mapped into memory, or bytes that were never a file.
 pub struct MappedFile {
     path: PathBuf,
@@ -83,7 +101,7 @@ impl MappedFile {
     /// If it isn't a regular file, or the system refuses.
     #[allow(unsafe_code, reason = "a memory map")]
     pub fn open(path: &Path) -> Result<Self, FileError> {
-        let (file, length) = input::open_file(path)?;
+        let (file, length) = open_file(path)?;
         let bytes = if length == 0 {
             Bytes::Memory(Vec::new())
         } else {

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-use crate::file::FileError;
+use crate::file::{FileError, open_file};
 
 /// Reads a file of at most `most` bytes.
 ///
@@ -14,24 +14,6 @@ pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, FileError> {
     let refused = |error: io::Error| FileError::of(path, "read")(error);
     let file = File::open(path).map_err(refused)?;
     read_from(file, most).map_err(refused)
-}
-
-/// Opens a regular file and returns it with its size. Folders, pipes, sockets and devices are refused: a pipe without a
-/// writer blocks for ever, and a device has no end.
-///
-/// # Errors
-/// If it isn't a regular file, or the system refuses.
-pub fn open_file(path: &Path) -> Result<(File, u64), FileError> {
-    let refused = |error: io::Error| FileError::of(path, "open")(error);
-    // before it is opened, which blocks for pipes
-    let metadata = std::fs::metadata(path).map_err(refused)?;
-    if !metadata.is_file() {
-        let kind = if metadata.is_dir() { "a folder" } else { "a pipe, socket or device" };
-        return Err(refused(io::Error::new(io::ErrorKind::InvalidInput, format!("it is {kind}, not a file"))));
-    }
-    let file = File::open(path).map_err(refused)?;
-    let length = file.metadata().map_err(refused)?.len();
-    Ok((file, length))
 }
 
 /// Reads a regular file of at most `most` bytes.

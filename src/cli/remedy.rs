@@ -62,7 +62,9 @@ fn convert(error: &ConvertError) -> Option<&'static str> {
 
 fn runtime(error: &RuntimeError) -> Option<&'static str> {
     Some(match error {
-        RuntimeError::NoBundle { .. } => "give the folder that `anec convert` wrote",
+        RuntimeError::NoBundle { .. } => {
+            "give the folder that `anec convert` wrote, or a model: a GGUF file, or a folder with safetensors or ONNX"
+        }
         RuntimeError::ContextFull { .. } | RuntimeError::TextTooLong { .. } => {
             "give a shorter text, or a smaller --max-tokens where one is generated, or convert with a larger `context` in \
              the manifest"

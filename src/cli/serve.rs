@@ -152,7 +152,7 @@ impl ServeArgs {
         options.allow_hosts = self.allow_host.clone();
         options.strict_model = self.strict_model;
         options.max_body = self.max_body as usize;
-        serve::serve(service, listener, options, shutdown_signal()).await;
+        serve::serve(service, listener, options, shutdown_signal).await;
         Ok(())
     }
 

@@ -2,7 +2,6 @@
 
 pub mod probe;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use llguidance::api::TopLevelGrammar;
@@ -13,6 +12,7 @@ use serde_json::json;
 use super::error::RuntimeError;
 pub use super::grammar::Grammar;
 use super::schema;
+use super::stack::with_stack;
 use super::tokenizer::Tokenizer;
 
 /// White space of a JSON text: after a comma one space, or a line break with its indentation, and after a colon one
@@ -88,13 +88,13 @@ impl Grammars {
             return Err(grammar(format!("it has {bytes} bytes, and at most {MAX_SOURCE} are compiled")));
         }
         probe::check(form, waits).map_err(grammar)?;
-        self.guarded(form)
+        self.compile_within(form, COMPILER_STACK)
     }
 
-    /// Compiles a grammar; panics of llguidance, which asserts some of its limits, become errors.
-    fn guarded(&self, form: &Grammar) -> Result<Constraint, RuntimeError> {
-        let started = catch_unwind(AssertUnwindSafe(|| self.compile(form)));
-        started.unwrap_or_else(|_| Err(grammar(TOO_COMPLEX.into())))
+    /// Compiles a grammar with a stack of a size in bytes; panics of llguidance, which asserts some of its limits,
+    /// become errors.
+    fn compile_within(&self, form: &Grammar, stack: usize) -> Result<Constraint, RuntimeError> {
+        with_stack(stack, TOO_COMPLEX, || self.compile(form)).unwrap_or_else(|problem| Err(grammar(problem)))
     }
 
     fn compile(&self, form: &Grammar) -> Result<Constraint, RuntimeError> {
@@ -118,7 +118,8 @@ impl Grammars {
         match matcher.get_error() {
             Some(problem) => Err(grammar(for_clients(&problem))),
             None => {
-                let warnings = matcher.grammar_warnings().into();
+                let warnings = matcher.grammar_warnings();
+                let warnings = warnings.iter().map(|warning| for_clients(warning)).collect();
                 Ok(Constraint { matcher, warnings })
             }
         }
@@ -169,6 +170,9 @@ impl Grammar {
         }
     }
 }
+
+/// Stack of the compiler in bytes: more than a trial has, which compiles for fewer tokens.
+const COMPILER_STACK: usize = 64 << 20;
 
 /// Error for a grammar that exceeds a limit of the compiler.
 const TOO_COMPLEX: &str = "it is too complex to be compiled";

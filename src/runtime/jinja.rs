@@ -17,11 +17,9 @@
 //! | `json` | `json.dumps` |
 
 mod eval;
-mod filters;
 mod format;
 mod json;
 mod lexer;
-mod methods;
 mod parser;
 #[cfg(test)]
 mod tests;
@@ -30,6 +28,8 @@ mod value;
 use std::fmt;
 
 use serde_json::Value as Json;
+
+use super::stack::with_stack;
 
 /// Stack of the thread that parses or renders a template.
 const STACK: usize = 128 << 20;
@@ -95,11 +95,7 @@ impl Template {
 
 /// Runs work on a thread with a large stack, because parsing and rendering are recursive.
 fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work);
-        let thread = thread.map_err(|error| Error::new(format!("there is no thread for it: {error}")))?;
-        thread.join().unwrap_or_else(|_| Err(Error::new("it can't be rendered")))
-    })
+    with_stack(STACK, "it can't be rendered", work).unwrap_or_else(|problem| Err(Error::new(problem)))
 }
 
 /// Remaining work of a rendering.

@@ -104,7 +104,8 @@ pub mod sampling;
 #[cfg(feature = "grammar")]
 mod schema;
 pub mod session;
-pub(crate) mod state_transfer;
+pub(crate) mod stack;
+mod state_transfer;
 pub(crate) mod states;
 #[cfg(test)]
 mod tests;

@@ -101,12 +101,13 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 const PAGE: &str = include_str!("page.html");
 
-/// Serves requests until `shutdown` completes. Unfinished answers then get some time, and new requests are refused.
-pub async fn serve(
+/// Serves requests until `shutdown` completes. New requests are then refused, and unfinished answers get some time, or
+/// until `shutdown` completes again.
+pub async fn serve<S: Future<Output = ()>>(
     service: Arc<Service>,
     listener: TcpListener,
     options: HttpOptions,
-    shutdown: impl Future<Output = ()>,
+    shutdown: impl Fn() -> S,
 ) {
     let places = Arc::new(Semaphore::new(options.connections));
     let addresses = ClientAddresses::new(options.connections.div_ceil(2));
@@ -117,7 +118,7 @@ pub async fn serve(
     let (grace, write_timeout, engine) = (options.grace, options.write_timeout, service.clone());
     let local = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
     let routes = routes(service, options, local);
-    tokio::pin!(shutdown);
+    let mut first = std::pin::pin!(shutdown());
     loop {
         let accepted = async {
             let accepted = listener.accept().await;
@@ -131,7 +132,7 @@ pub async fn serve(
             (place, accepted)
         };
         let (place, accepted) = tokio::select! {
-            () = &mut shutdown => break,
+            () = &mut first => break,
             accepted = accepted => accepted,
         };
         let Ok((stream, address)) = accepted else {
@@ -167,7 +168,10 @@ pub async fn serve(
     drop(listener);
     engine.engine().close();
     let mut closed = std::pin::pin!(graceful.shutdown());
-    let finished = timeout(grace, &mut closed).await.is_ok();
+    let finished = tokio::select! {
+        finished = timeout(grace, &mut closed) => finished.is_ok(),
+        () = shutdown() => false,
+    };
     let _ = tokio::task::spawn_blocking(move || engine.engine().stop()).await;
     if !finished {
         // unfinished answers have failed; send their clients the error

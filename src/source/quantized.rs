@@ -56,6 +56,7 @@ pub(super) fn dequantized(place: &Path, config: &mut Json, tensors: Vec<SourceTe
         _ => return Ok(tensors),
     };
     let dtype = ["dtype", "torch_dtype"].iter().find_map(|key| map.get(*key)?.as_str());
+    let count = tensors.len();
     let checkpoint = Checkpoint {
         place,
         key,
@@ -78,6 +79,11 @@ pub(super) fn dequantized(place: &Path, config: &mut Json, tensors: Vec<SourceTe
             return Err(wrong.advise("convert the model that it was quantized from"));
         }
     };
+    // every method has tensors beside those of a model
+    if read.len() == count {
+        let wrong = SourceError::key(place, key, "no tensor is in the format that it describes");
+        return Err(wrong.advise("download the model again, or remove the key if the weights aren't quantized"));
+    }
     map.remove(KEY);
     map.remove(MLX_KEY);
     Ok(read)

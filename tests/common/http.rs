@@ -32,10 +32,14 @@ impl Server {
         // what else it says must not fill the pipe
         std::thread::spawn(move || lines.for_each(|line| eprintln!("server: {}", line.unwrap_or_default())));
         let server = Server { child, address };
-        while server.get("/health").status != 200 {
+        loop {
+            let health = server.get("/health");
+            if health.status == 200 {
+                return server;
+            }
+            assert!(!health.text().contains("\"failed\""), "{}", health.text());
             std::thread::sleep(Duration::from_millis(5));
         }
-        server
     }
 
     pub fn connect(&self) -> TcpStream {

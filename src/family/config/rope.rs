@@ -27,9 +27,10 @@ pub(crate) fn read(
     if let (Some(parameters), Some(local_theta)) = (&parameters, local_theta) {
         // since transformers 5: parameters by the type of the layer
         let [full, sliding] = family.attention.layer_types;
-        let tables = [(full, theta, full_dim), (sliding, local_theta, local_dim)];
-        let [full, local] = tables.map(|(name, theta, dim)| {
+        let tables = [(full, theta, full_dim, "rope_theta"), (sliding, local_theta, local_dim, "rope_local_base_freq")];
+        let [full, local] = tables.map(|(name, theta, dim, key)| {
             let own = parameters.object(name)?;
+            reader.check_theta(key, own.as_ref())?;
             reader.table(own, theta, dim)
         });
         // a RoPE type beside the layer types has no effect
@@ -44,6 +45,7 @@ pub(crate) fn read(
     if family.rope.scaled {
         keys.required("rope_parameters", scaling.as_ref())?;
     }
+    reader.check_theta("rope_theta", scaling.as_ref())?;
     let local = local_theta.map(|theta| reader.table(None, theta, local_dim)).transpose()?;
     Ok((reader.table(scaling, theta, full_dim)?, local))
 }
@@ -57,6 +59,14 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
+    /// Checks that a base in the parameters is that beside them, if both are there.
+    fn check_theta(&self, key: &str, parameters: Option<&Keys<'_>>) -> Result<(), FamilyError> {
+        match parameters.filter(|_| !self.acknowledged.iter().any(|known| known == key)) {
+            Some(parameters) => self.keys.check_equal(key, parameters, "rope_theta"),
+            None => Ok(()),
+        }
+    }
+
     /// Reads the table whose scaling is in the keys `scaling`; `theta` is its default base.
     fn table(&self, scaling: Option<Keys<'_>>, theta: f64, head_dim: u64) -> Result<RopeConfig, FamilyError> {
         let &Reader { keys, family, max_position_embeddings, acknowledged } = self;

@@ -83,7 +83,8 @@ fn extent(size: &Dim, begin: Option<i64>, end: Option<i64>, from_start: bool, to
         None if stride == 1 => match (from_start, to_end, begin, end) {
             (true, true, ..) => size.clone(),
             (false, true, Some(b), _) if b >= 0 => size.offset_by(-b),
-            // coremltools doesn't infer the length of a slice from the end; the size may be smaller than that
+            (false, true, Some(-1), _) => Dim::Fixed(1),
+            // coremltools infers no length of other slices from the end; the size may be smaller than that
             (false, true, Some(_), _) => Dim::Unknown,
             (true, false, _, Some(e)) if e < 0 => size.offset_by(e),
             (false, false, Some(b), Some(e)) if b >= 0 && e < 0 => size.offset_by(e - b),

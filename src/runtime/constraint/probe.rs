@@ -16,6 +16,7 @@ use llguidance::toktrie::ApproximateTokEnv;
 use serde_json::{Value as Json, json};
 
 use super::{Grammar, Grammars, TOO_COMPLEX};
+use crate::stack::with_stack;
 
 /// First argument of a trial process.
 pub const ARGUMENT: &str = "__compile-grammar";
@@ -24,6 +25,10 @@ pub const ARGUMENT: &str = "__compile-grammar";
 const MAX_SECONDS: u64 = 3;
 /// Maximum memory of a trial in bytes.
 const MAX_MEMORY: u64 = 1 << 30;
+/// Stack of a trial's compiler in bytes.
+const TRIAL_STACK: usize = 16 << 20;
+/// Stack of a trial's first step of a text in bytes: half of what threads have by default.
+const MASK_STACK: usize = 1 << 20;
 /// Maximum wall time of a trial, on a busy machine.
 const MAX_WALL: Duration = Duration::from_secs(20);
 /// Interval between two looks at a trial.
@@ -68,8 +73,9 @@ pub fn run() -> u8 {
     });
     let Some(form) = form else { return 2 };
     let tried = Grammars::with(ApproximateTokEnv::single_byte_env()).and_then(|grammars| {
-        let mut constraint = grammars.guarded(&form)?;
-        constraint.mask_logits(&mut [0.0; 256])
+        let mut constraint = grammars.compile_within(&form, TRIAL_STACK)?;
+        let mask = || constraint.mask_logits(&mut [0.0; 256]);
+        with_stack(MASK_STACK, TOO_COMPLEX, mask).unwrap_or_else(|problem| Err(super::grammar(problem)))
     });
     match tried {
         Ok(()) => 0,

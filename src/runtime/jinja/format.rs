@@ -1,27 +1,9 @@
-//! Numbers as text, `%` formatting and `str.format`.
+//! `%` formatting and `str.format`.
 
 use std::sync::Arc;
 
-use super::value::{Value, to_str, write_repr};
+use super::value::{Value, float_text, to_str, write_repr};
 use super::{Budget, Error, Result};
-
-/// Returns Python's `repr` of a float: the shortest digits that read back as the same value.
-pub(super) fn float_text(value: f64) -> String {
-    if value.is_nan() {
-        return "nan".into();
-    }
-    if value.is_infinite() {
-        return if value > 0.0 { "inf" } else { "-inf" }.into();
-    }
-    let scientific = format!("{value:e}");
-    let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
-    let exponent: i32 = exponent.parse().unwrap_or(0);
-    if (-4..16).contains(&exponent) {
-        let plain = format!("{value}");
-        return if plain.contains('.') { plain } else { plain + ".0" };
-    }
-    format!("{digits}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs())
-}
 
 /// Format of a single value: a conversion of `%`, or a field of `str.format`.
 #[derive(Clone, Debug)]

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use super::format::float_text;
-use super::value::{Value, to_str};
+use super::value::{Value, float_text, to_str};
 use super::{Budget, Error, Result};
 
 /// Options of `json.dumps`.

@@ -2,13 +2,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
+use std::collections::HashMap;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use serde_json::Value as Json;
 
-use super::eval::Scope;
-use super::format::float_text;
 use super::parser::{ForLoop, Macro};
 use super::{Budget, Error, Result};
 
@@ -68,6 +67,36 @@ pub(super) struct MacroValue {
     pub definition: Arc<Macro>,
     /// Scope of the definition; owned by the rendering, so that scopes don't form cycles.
     pub scope: Weak<Scope>,
+}
+
+/// Variables of a block, within those of the enclosing blocks.
+pub(super) struct Scope {
+    pub variables: RefCell<HashMap<Arc<str>, Value>>,
+    parent: Option<Rc<Scope>>,
+}
+
+impl Scope {
+    pub fn root() -> Rc<Self> {
+        Rc::new(Scope { variables: RefCell::default(), parent: None })
+    }
+
+    pub fn within(parent: &Rc<Scope>) -> Rc<Self> {
+        Rc::new(Scope { variables: RefCell::default(), parent: Some(parent.clone()) })
+    }
+
+    pub fn get(&self, name: &str) -> Option<Value> {
+        let mut scope = self;
+        loop {
+            if let Some(value) = scope.variables.borrow().get(name) {
+                return Some(value.clone());
+            }
+            scope = scope.parent.as_deref()?;
+        }
+    }
+
+    pub fn set(&self, name: Arc<str>, value: Value) {
+        self.variables.borrow_mut().insert(name, value);
+    }
 }
 
 /// State of a `for` loop.
@@ -531,4 +560,22 @@ fn is_printable(c: char) -> bool {
         | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{fffe}'..='\u{ffff}' | '\u{e0001}' | '\u{e0020}'..='\u{e007f}'
         | '\u{f0000}'..);
     c == ' ' || !(c.is_control() || c.is_whitespace() || hidden)
+}
+
+/// Returns Python's `repr` of a float: the shortest digits that read back as the same value.
+pub(super) fn float_text(value: f64) -> String {
+    if value.is_nan() {
+        return "nan".into();
+    }
+    if value.is_infinite() {
+        return if value > 0.0 { "inf" } else { "-inf" }.into();
+    }
+    let scientific = format!("{value:e}");
+    let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    if (-4..16).contains(&exponent) {
+        let plain = format!("{value}");
+        return if plain.contains('.') { plain } else { plain + ".0" };
+    }
+    format!("{digits}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs())
 }

@@ -83,7 +83,9 @@ fn width_problem(bundle: &Bundle, function: &Function, op: &Op) -> Option<String
     let found = function.tensor_type(*op.outputs.first()?)?.shape.get(1)?.fixed()?;
     // gated attention has gates beside its queries
     let gated = *end == "_attn_q_proj" && config["gated_attention"] == true && found == 2 * expected;
-    (found != expected && !gated)
+    // half of the values of compressed convolutional attention come from the position before
+    let halved = *end == "_attn_v_proj" && !config["cca"].is_null() && 2 * found == expected;
+    (found != expected && !gated && !halved)
         .then(|| format!("`{}` has {found} channels, `config` has {expected} ({keys})", op.name))
 }
 
@@ -112,8 +114,11 @@ fn format_problem(quant: &Quant, function: &Function, op: &Op) -> Option<String>
     let (weights, sharing) = format_of(function, op)?;
     let fits = quant.formats().any(|format| {
         format.weights == weights
-            // a tensor of one group or block has one palette or scale
-            && (sharing == Sharing::Tensor || Sharing::from(format.granularity) == sharing)
+            // a group or block can be as large as a row or the tensor
+            && match Sharing::from(format.granularity) {
+                Sharing::Block => sharing != Sharing::Group,
+                own => sharing == Sharing::Tensor || own == sharing,
+            }
     });
     let words = match sharing {
         Sharing::Tensor => "per tensor",

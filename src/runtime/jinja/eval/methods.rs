@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::eval::{Evaluator, Passed};
-use super::format::{FormatArguments, braces};
-use super::lexer::is_space;
-use super::value::{ITEM, Value};
-use super::{Error, Result};
+use super::{Evaluator, Passed};
+use crate::jinja::format::{FormatArguments, braces};
+use crate::jinja::lexer::is_space;
+use crate::jinja::value::{ITEM, Value};
+use crate::jinja::{Error, Result};
 
 /// Methods of strings.
 const STRING: [&str; 40] = [
@@ -214,7 +214,7 @@ fn string(evaluator: &mut Evaluator, text: &Arc<str>, name: &str, passed: Passed
         "center" | "ljust" | "rjust" | "zfill" => justify(evaluator, text, name, passed),
         "format" => {
             let mut lookup = |value: &Value, key: &str, attribute: bool, budget: &mut super::Budget| {
-                super::eval::lookup(value, key, attribute, budget)
+                super::lookup(value, key, attribute, budget)
             };
             let mut arguments =
                 FormatArguments { positional: &passed.positional, named: &passed.named, lookup: &mut lookup };

@@ -3,11 +3,11 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use super::eval::{Evaluator, Passed};
-use super::json::{self, Style};
-use super::parser::Comparison;
-use super::value::{ITEM, Value, to_str};
-use super::{Error, Result, format, methods};
+use super::{Evaluator, Passed, methods};
+use crate::jinja::json::{self, Style};
+use crate::jinja::parser::{Binary, Comparison};
+use crate::jinja::value::{ITEM, Value, to_str, write_str};
+use crate::jinja::{Error, Result, format};
 
 /// Applies a filter.
 pub(super) fn filter(own: &mut Evaluator, name: &str, value: Value, passed: Passed) -> Result<Value> {
@@ -129,7 +129,7 @@ fn sequence(own: &mut Evaluator, name: &str, value: &Value, passed: Passed) -> R
                 if matches!(sum, Value::Str(_)) {
                     return Err(Error::new("sum can't sum strings"));
                 }
-                sum = own.binary(super::parser::Binary::Add, &sum, &item)?;
+                sum = own.binary(Binary::Add, &sum, &item)?;
             }
             Ok(sum)
         }
@@ -289,7 +289,7 @@ fn groupby(own: &mut Evaluator, items: &[Value], passed: Passed) -> Result<Value
 }
 
 /// Returns the items of a value; none of a false one, whatever it is.
-fn items_if_true(own: &mut Evaluator, value: &Value) -> Result<std::rc::Rc<super::value::List>> {
+fn items_if_true(own: &mut Evaluator, value: &Value) -> Result<std::rc::Rc<crate::jinja::value::List>> {
     match value.is_true() {
         true => value.items(&mut own.budget),
         false => Value::Undefined("".into()).items(&mut own.budget),
@@ -357,7 +357,7 @@ fn join(own: &mut Evaluator, value: &Value, passed: Passed) -> Result<Value> {
             own.budget.pay_len(separator.len())?;
             out.push_str(separator);
         }
-        super::value::write_str(&item, &mut out, &mut own.budget)?;
+        write_str(&item, &mut out, &mut own.budget)?;
     }
     Value::str(out, &mut own.budget)
 }
@@ -516,7 +516,7 @@ fn title(text: &str) -> String {
     let mut out = String::new();
     let mut begins = true;
     for c in text.chars() {
-        let separates = "-({[<".contains(c) || super::lexer::is_space(c);
+        let separates = "-({[<".contains(c) || crate::jinja::lexer::is_space(c);
         if separates {
             out.push(c);
         } else if begins {
