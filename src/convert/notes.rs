@@ -190,8 +190,7 @@ mod tests {
         assert_eq!(of_losses(&report(&[0.01, 0.1], Granularity::PerTensor)), None);
         assert_eq!(
             of_losses(&report(&[0.01, 0.2, 0.87], Granularity::PerTensor)).unwrap(),
-            "quantization lost much (relative rms error) of w2 (87 %), w1 (20 %); \
-             `quant.granularity: per_channel` loses less"
+            "large quantization error (relative rms) of w2 (87 %), w1 (20 %); `quant.granularity: per_channel` reduces it"
         );
         let note = of_losses(&report(&[0.5, 0.2, 0.3, 0.4, 0.6], Granularity::PerChannel)).unwrap();
         assert!(note.contains("w4 (60 %), w0 (50 %), w3 (40 %) and 2 more; `quant.weights: none`"), "{note}");

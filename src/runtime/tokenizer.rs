@@ -604,7 +604,7 @@ mod tests {
                 serde_json::json!({"type": "Sequence", "processors": [template(vec![b], vec![a], vec![1])]}),
             ),
             ("pre_tokenizer", serde_json::json!({"type": "FixedLength", "length": 0})),
-            ("decoder", strip(3, 0)),
+            ("decoder", strip(0, 2)),
             ("decoder", strip(0, 5)),
             ("decoder", serde_json::json!({"type": "Sequence", "decoders": [strip(2, 2)]})),
         ];

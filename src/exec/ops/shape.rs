@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::{Resolved, Row, make_like, moving};
-use crate::kernel::{Call, Input, Inputs, Integers, Kernel, Numbers};
+use super::{Row, make_like, moving};
+use crate::kernel::{Call, Input, Integers, Kernel, Numbers};
 use crate::pool::Pool;
-use crate::resolve::Resolver;
 use crate::strided::View;
 use crate::tensor::{Dims, Tensor, TensorData, axis_index};
 
@@ -20,7 +19,6 @@ pub(super) const ROWS: &[Row] = moving! {
     "flatten2d" => |op| Ok(Arc::new(Flatten { x: op.input("x")?, axis: op.integer("axis")? })),
     "identity" => |op| Ok(Arc::new(Identity { x: op.input(if op.has("input") { "input" } else { "x" })? })),
     "reshape" => |op| Ok(Arc::new(Reshape { x: op.input("x")?, shape: op.integers("shape")? })),
-    "reshape_like" => ReshapeLike::resolve,
     "reverse" => |op| Ok(Arc::new(Reverse { x: op.input("x")?, axes: op.known_integers("axes")? })),
     "shape" => |op| Ok(Arc::new(ShapeOf { x: op.input("x")? })),
     "squeeze" => |op| Ok(Arc::new(Squeeze { x: op.input("x")?, axes: op.known_integers("axes")? })),
@@ -95,56 +93,6 @@ impl Kernel for Reshape {
             }
             shape[i] = x.data.len() / others;
         }
-        let result = with_shape(pool, x, &shape)?;
-        call.push(result)
-    }
-}
-
-/// Shape from other tensors: ranges `begins[i]..ends[i]` of the axes of `x` become ranges of the axes of the `i`-th
-/// reference.
-struct ReshapeLike {
-    x: Input,
-    references: Inputs,
-    begins: Numbers,
-    ends: Numbers,
-    begin_masks: Vec<bool>,
-    end_masks: Vec<bool>,
-}
-
-impl ReshapeLike {
-    fn resolve(op: &mut Resolver<'_>) -> Resolved {
-        let (x, references) = (op.input("x")?, op.inputs("ref_tensors")?);
-        let places = |name: &str| op.known_integers(name)?.ok_or_else(|| format!("parameter `{name}` is missing"));
-        let (begins, ends) = (places("begins")?, places("ends")?);
-        let masks = |name: &str, count: usize| -> Result<Vec<bool>, String> {
-            let masks = op.flags(name)?.unwrap_or_else(|| vec![false; count]);
-            match masks.len() == count {
-                true => Ok(masks),
-                false => Err(format!("parameter `{name}` has {} elements, {count} are needed", masks.len())),
-            }
-        };
-        let (begin_masks, end_masks) = (masks("begin_masks", begins.len())?, masks("end_masks", ends.len())?);
-        let count = references.places.len();
-        if begins.len() != count || ends.len() != count {
-            let (b, e) = (begins.len(), ends.len());
-            return Err(format!("{b} begins and {e} ends for {count} reference tensors"));
-        }
-        Ok(Arc::new(ReshapeLike { x, references, begins, ends, begin_masks, end_masks }))
-    }
-}
-
-impl Kernel for ReshapeLike {
-    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
-        let mut shape = Dims::new();
-        for (i, reference) in self.references.iter().enumerate() {
-            let reference = &call.tensor(reference)?.shape;
-            let rank = reference.len() as i64;
-            let place = |v: i64| (if v < 0 { v + rank } else { v }).clamp(0, rank) as usize;
-            let begin = if self.begin_masks[i] { 0 } else { place(self.begins[i]) };
-            let end = if self.end_masks[i] { reference.len() } else { place(self.ends[i]) };
-            shape.extend_from_slice(reference.get(begin..end).unwrap_or_default());
-        }
-        let x = call.take(self.x)?;
         let result = with_shape(pool, x, &shape)?;
         call.push(result)
     }

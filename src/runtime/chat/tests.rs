@@ -44,7 +44,8 @@ fn some_templates_expect_tools_in_the_systems_message() {
     assert_eq!(template.render(&chat).unwrap(), "<|system|><|tool|>[{\"name\":\"f\"}]<|/tool|><|user|>hi");
     chat.messages.insert(0, Message::new("system", "Be kind."));
     assert_eq!(template.render(&chat).unwrap(), "<|system|>Be kind.<|tool|>[{\"name\":\"f\"}]<|/tool|><|user|>hi");
-    assert!(!ChatTemplate::new("{{ messages }}", "", "").unwrap().takes_tools());
+    let plain = "{% for message in messages %}{{ message.content }}{% endfor %}";
+    assert!(!ChatTemplate::new(plain, "", "").unwrap().takes_tools());
 }
 
 #[test]

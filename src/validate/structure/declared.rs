@@ -112,12 +112,14 @@ impl From<Granularity> for Sharing {
 /// A compressed weight in a format that the manifest doesn't have.
 fn format_problem(quant: &Quant, function: &Function, op: &Op) -> Option<String> {
     let (weights, sharing) = format_of(function, op)?;
+    let row = function.tensor_type(*op.outputs.first()?).and_then(|weight| weight.shape.get(1)?.fixed());
     let fits = quant.formats().any(|format| {
         format.weights == weights
-            // a group or block can be as large as a row or the tensor
-            && match Sharing::from(format.granularity) {
-                Sharing::Block => sharing != Sharing::Group,
-                own => sharing == Sharing::Tensor || own == sharing,
+            // a group or block can be as large as the tensor, a block as large as a row
+            && match (format.granularity, sharing) {
+                (_, Sharing::Tensor) => true,
+                (Granularity::Block(size), Sharing::Channel) => row.is_some_and(|row| row <= size),
+                (granularity, _) => Sharing::from(granularity) == sharing,
             }
     });
     let words = match sharing {
