@@ -19,7 +19,7 @@ use model::edit_json;
 use serde_json::{Value as Json, json};
 
 /// The demo bundle with a simple chat template, converted once.
-fn bundle() -> &'static Path {
+pub fn bundle() -> &'static Path {
     static BUNDLE: OnceLock<PathBuf> = OnceLock::new();
     BUNDLE.get_or_init(|| {
         let room = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("serve-{}", std::process::id()));
@@ -38,7 +38,7 @@ fn bundle() -> &'static Path {
 }
 
 /// A server with the limits that most tests need.
-fn server() -> Server {
+pub fn server() -> Server {
     Server::start(bundle(), &["--queue", "512", "--max-body", "200000"])
 }
 

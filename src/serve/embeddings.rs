@@ -5,9 +5,9 @@ use std::sync::{Arc, Weak};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Value as Json, json};
 
+use super::conversation::parse;
 use super::error::ServeError;
 use super::service::Service;
 use anec_runtime::encode::classify;
@@ -178,11 +178,6 @@ pub(super) fn rerank(service: &Service, body: Json, client: &Weak<()>) -> Result
         true => json!(results),
         false => json!({"model": service.name, "results": results, "usage": {"total_tokens": tokens}}),
     })
-}
-
-fn parse<T: DeserializeOwned>(body: Json) -> Result<T, ServeError> {
-    let invalid = |error: serde_json::Error| ServeError::Invalid { problem: format!("the body: {error}"), field: None };
-    serde_json::from_value(body).map_err(invalid)
 }
 
 /// Checks that a request has texts, and not too many.

@@ -1,6 +1,7 @@
 //! Errors of requests, with OpenAI's codes.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -233,7 +234,7 @@ impl IntoResponse for ServeError {
     fn into_response(self) -> Response {
         let mut response = (self.status(), Json(self.body())).into_response();
         let headers = response.headers_mut();
-        match self {
+        match &self {
             ServeError::Busy { .. } => {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
             }
@@ -242,6 +243,8 @@ impl IntoResponse for ServeError {
             }
             _ => {}
         }
+        // routes of other APIs have other bodies
+        response.extensions_mut().insert(Arc::new(self));
         response
     }
 }

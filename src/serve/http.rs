@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
@@ -29,10 +29,12 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 use super::clients::{Activity, ClientAddresses, IdleConnections};
 use super::embeddings;
 use super::error::ServeError;
+use super::error_form;
 use super::loading::LoadingStage;
+use super::ollama;
 use super::openai::{self, Head, Kind, LogprobWriter};
 use super::origin::{allowed_origin, host_name, local_name};
-use super::service::{Service, Times, whole};
+use super::service::{Completion, Service, Submission, Times, whole};
 use super::stream::parts;
 use super::tools::{Parts, divide};
 
@@ -78,8 +80,8 @@ impl Default for HttpOptions {
 }
 
 /// State shared by the handlers.
-struct App {
-    service: Arc<Service>,
+pub(super) struct App {
+    pub(super) service: Arc<Service>,
     options: HttpOptions,
     /// Whether only this machine can connect.
     local: bool,
@@ -193,6 +195,7 @@ fn routes(service: Arc<Service>, options: HttpOptions, local: bool) -> Router {
         .route("/v1/models", get(models))
         .route("/v1/models/{name}", get(model))
         .route("/metrics", get(metrics))
+        .merge(ollama::routes())
         .route_layer(from_fn_with_state(app.clone(), guard));
     let routes = Router::new()
         .route("/", get(page))
@@ -208,7 +211,7 @@ fn routes(service: Arc<Service>, options: HttpOptions, local: bool) -> Router {
         Some(cors) => routes.layer(cors),
         None => routes,
     };
-    routes.layer(from_fn_with_state(app.clone(), same_site)).with_state(app)
+    routes.layer(from_fn_with_state(app.clone(), same_site)).layer(from_fn(error_form::convert)).with_state(app)
 }
 
 /// Refuses requests of foreign web pages, whose browsers send their origin. Where only this machine can connect, also
@@ -305,10 +308,8 @@ async fn models(State(app): State<Arc<App>>) -> Json<Value> {
 }
 
 async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Json<Value>, ServeError> {
-    match name == app.service.name {
-        true => Ok(Json(about_model(&app.service))),
-        false => Err(ServeError::NoModel { name, own: app.service.name.clone() }),
-    }
+    app.check_model(&name)?;
+    Ok(Json(about_model(&app.service)))
 }
 
 async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response, ServeError> {
@@ -335,7 +336,10 @@ async fn answer(app: Arc<App>, kind: Kind, request: Request) -> Result<Response,
     let (answers, form) = app.service.ask(read).await?;
     let head = Head {
         kind,
-        id: app.answer_id(kind),
+        id: app.answer_id(match kind {
+            Kind::Chat => "chatcmpl-",
+            Kind::Completion => "cmpl-",
+        }),
         created: app.service.created + app.service.metrics.uptime().as_secs(),
         model: app.service.name.clone(),
         fingerprint: app.service.fingerprint.clone(),
@@ -392,15 +396,40 @@ impl App {
     }
 
     /// Reads the JSON object of a request, and checks the model that it names.
-    async fn object(&self, request: Request) -> Result<Value, ServeError> {
+    pub(super) async fn object(&self, request: Request) -> Result<Value, ServeError> {
         let (body, _held) = self.read(request).await?;
         let object = openai::object(&body)?;
-        match object.get("model").and_then(Value::as_str).filter(|name| *name != self.service.name) {
-            Some(name) if self.options.strict_model => {
-                Err(ServeError::NoModel { name: name.to_owned(), own: self.service.name.clone() })
-            }
+        match object.get("model").and_then(Value::as_str) {
+            Some(name) if self.options.strict_model => self.check_model(name).map(|()| object),
             _ => Ok(object),
         }
+    }
+
+    /// Checks that a name is that of the model, with or without Ollama's tag `:latest`.
+    ///
+    /// # Errors
+    /// If it is another model's.
+    pub(super) fn check_model(&self, name: &str) -> Result<(), ServeError> {
+        let own = &self.service.name;
+        let untagged = |name: &str| name.strip_suffix(":latest").unwrap_or(name).to_owned();
+        match untagged(name) == untagged(own) {
+            true => Ok(()),
+            false => Err(ServeError::NoModel { name: name.to_owned(), own: own.clone() }),
+        }
+    }
+
+    /// Queues the one text of a request, as [`Service::ask`] does.
+    ///
+    /// # Errors
+    /// Returns any error of [`Service::ask`].
+    pub(super) async fn ask_one<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Service) -> Result<(Submission, T), ServeError> + Send + 'static,
+    ) -> Result<(Completion, T), ServeError> {
+        let read = |service: &Service| read(service).map(|(submission, rest)| (vec![submission], rest));
+        let (answers, rest) = self.service.ask(read).await?;
+        let answer = answers.into_iter().next().ok_or_else(ServeError::panicked)?;
+        Ok((answer, rest))
     }
 
     /// Reads a body within the limits of size, time, and bytes of all bodies in progress, which count as long as the
@@ -442,13 +471,10 @@ impl App {
         timeout(self.options.read_timeout, read).await.map_err(late)?
     }
 
-    fn answer_id(&self, kind: Kind) -> String {
+    /// Returns a new id that begins with `prefix`.
+    pub(super) fn answer_id(&self, prefix: &str) -> String {
         let number = self.count.fetch_add(1, Ordering::Relaxed);
-        let prefix = match kind {
-            Kind::Chat => "chatcmpl",
-            Kind::Completion => "cmpl",
-        };
-        format!("{prefix}-{:x}{number:08x}", self.service.created)
+        format!("{prefix}{:x}{number:08x}", self.service.created)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Server of a model: OpenAI's HTTP API and JSON lines, with many requests at a time.
+//! Server of a model: the HTTP APIs of OpenAI and Ollama, and JSON lines, with many requests at a time.
 //!
 //! ```
 //! use anec_serve::Parameters;
@@ -21,6 +21,10 @@
 //! | [`embeddings`] | embeddings and reranking |
 //! | [`openai`] | request and answer bodies |
 //! | [`stream`] | streamed answers |
+//! | `conversation` | requests of other APIs as conversations |
+//! | `answer` | answers of other APIs, whole or in parts |
+//! | `error_form` | error bodies of other APIs |
+//! | `ollama` | Ollama's API |
 //! | [`tools`] | offered functions and their calls |
 //! | [`json_lines`] | JSON lines over stdin or a Unix socket |
 //! | `fields` | field names of a request |
@@ -28,15 +32,19 @@
 
 #![forbid(unsafe_code)]
 
+mod answer;
 mod clients;
+mod conversation;
 pub mod embeddings;
 pub mod engine;
 pub mod error;
+mod error_form;
 mod fields;
 pub mod http;
 pub mod json_lines;
 pub mod loading;
 pub mod metrics;
+mod ollama;
 pub mod openai;
 mod origin;
 pub mod parameters;

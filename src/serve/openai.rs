@@ -114,9 +114,8 @@ pub fn read(kind: Kind, body: Json, service: &Service) -> Result<(Vec<Submission
             (texts(&request)?, logprobs, None, request.common, echo)
         }
     };
-    if kind == Kind::Chat && service.lacks_template() {
-        let problem = "this model has no chat template: /v1/completions continues a `prompt`";
-        return Err(ServeError::field("messages", problem));
+    if kind == Kind::Chat {
+        service.check_template()?;
     }
     let form = AnswerForm {
         kind,

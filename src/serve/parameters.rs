@@ -17,38 +17,41 @@ use anec_runtime::{GenerationRequest, Grammar, Sampling};
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Parameters {
     #[serde(default, alias = "max_new", alias = "n_predict")]
-    max_tokens: Option<i64>,
+    pub(super) max_tokens: Option<i64>,
     /// OpenAI's newer name; clients that support several servers send both.
-    max_completion_tokens: Option<i64>,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    top_k: Option<i64>,
-    min_p: Option<f32>,
+    pub(super) max_completion_tokens: Option<i64>,
+    pub(super) temperature: Option<f32>,
+    pub(super) top_p: Option<f32>,
+    pub(super) top_k: Option<i64>,
+    pub(super) min_p: Option<f32>,
     #[serde(default, alias = "rep_penalty", alias = "repeat_penalty")]
-    repetition_penalty: Option<f32>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-    seed: Option<i64>,
+    pub(super) repetition_penalty: Option<f32>,
+    pub(super) presence_penalty: Option<f32>,
+    pub(super) frequency_penalty: Option<f32>,
+    pub(super) seed: Option<i64>,
     pub(super) n: Option<u64>,
-    stop: Option<Stop>,
-    logit_bias: Option<BTreeMap<String, f32>>,
-    ignore_eos: Option<bool>,
-    stop_repeat_ngram: Option<usize>,
-    speculation: Option<usize>,
-    response_format: Option<Json>,
+    pub(super) stop: Option<Stop>,
+    pub(super) logit_bias: Option<BTreeMap<String, f32>>,
+    pub(super) ignore_eos: Option<bool>,
+    pub(super) stop_repeat_ngram: Option<usize>,
+    pub(super) speculation: Option<usize>,
+    pub(super) response_format: Option<Json>,
     /// Forms under the names of vLLM and llama.cpp.
-    structured_outputs: Option<Json>,
-    guided_json: Option<Json>,
-    guided_regex: Option<Json>,
-    guided_choice: Option<Json>,
-    json_schema: Option<Json>,
-    stop_token_ids: Option<Vec<u32>>,
+    pub(super) structured_outputs: Option<Json>,
+    pub(super) guided_json: Option<Json>,
+    pub(super) guided_regex: Option<Json>,
+    pub(super) guided_choice: Option<Json>,
+    pub(super) json_schema: Option<Json>,
+    pub(super) stop_token_ids: Option<Vec<u32>>,
 }
 
+/// Strings that end a text.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
-enum Stop {
+pub enum Stop {
+    /// One string.
     One(String),
+    /// Several strings.
     Several(Vec<String>),
 }
 
@@ -293,10 +296,18 @@ const UNSUPPORTED: [(&str, &[&str]); 20] = [
 /// # Errors
 /// If a request has such a field.
 pub(super) fn check_supported(request: &Json) -> Result<(), ServeError> {
-    for (field, neutral) in UNSUPPORTED {
-        let value = request.get(field).filter(|value| !value.is_null()).map(Json::to_string);
+    check_fields(request, &UNSUPPORTED)
+}
+
+/// Refuses unsupported fields unless they have one of the values, as JSON, that change nothing.
+///
+/// # Errors
+/// If `object` has such a field with another value.
+pub(super) fn check_fields(object: &Json, unsupported: &[(&'static str, &[&str])]) -> Result<(), ServeError> {
+    for (field, neutral) in unsupported {
+        let value = object.get(field).filter(|value| !value.is_null()).map(Json::to_string);
         if value.is_some_and(|value| !neutral.contains(&value.as_str())) {
-            let hint = if field == "grammar" { "; a grammar in Lark's form goes into `response_format`" } else { "" };
+            let hint = if *field == "grammar" { "; a grammar in Lark's form goes into `response_format`" } else { "" };
             return Err(ServeError::field(field, format!("`{field}` isn't supported{hint}")));
         }
     }

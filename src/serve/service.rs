@@ -15,7 +15,7 @@ use super::metrics::Metrics;
 use super::parameters::{Defaults, Parameters};
 use super::tools::Tools;
 use anec_base::Result;
-use anec_runtime::chat::{Chat, ChatTemplate};
+use anec_runtime::chat::{Chat, ChatTemplate, Message};
 use anec_runtime::forward::{Chunking, ForwardOptions};
 use anec_runtime::reasoning::{AnswerReader, AnswerSyntax};
 use anec_runtime::tools::CallSyntax;
@@ -43,6 +43,7 @@ pub struct Service {
     syntax: Option<&'static CallSyntax>,
     /// Way in which the model separates reasoning from text.
     answer: AnswerSyntax,
+    thinking: OnceLock<Thinking>,
     grammars: OnceLock<Result<Grammars, String>>,
     defaults: Defaults,
     engine: Scheduler,
@@ -101,6 +102,20 @@ impl RequestPrompt {
         }
     }
 }
+
+/// Whether a model reasons before it answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Thinking {
+    /// The model doesn't reason.
+    Never,
+    /// A variable of the chat template enables the reasoning.
+    Optional,
+    /// The chat template can't disable the reasoning.
+    Always,
+}
+
+/// Names of the variables that enable reasoning in chat templates: Qwen3 and others, Granite and DeepSeek-V3.1.
+pub(super) const THINKING_VARIABLES: [&str; 2] = ["enable_thinking", "thinking"];
 
 /// Texts in progress.
 pub struct Completion {
@@ -220,6 +235,7 @@ impl Service {
             answer: template.as_ref().map_or(AnswerSyntax::Plain, |template| AnswerSyntax::of(template.source())),
             syntax: template.as_ref().ok().and_then(|template| CallSyntax::of(template.source(), &tokenizer)),
             template,
+            thinking: OnceLock::new(),
             grammars: OnceLock::new(),
             defaults: Defaults::of(model.bundle(), model.folder(), speculation),
             engine: Scheduler::start(model.clone(), tokenizer.clone(), limits, metrics.clone(), draft),
@@ -432,12 +448,61 @@ impl Service {
         Ok(self.tokenizer.encode_whole(text, second, false)?)
     }
 
+    /// Returns whether the model reasons before it answers conversations.
+    pub(super) fn thinking(&self) -> Thinking {
+        *self.thinking.get_or_init(|| {
+            let render = |thinks: bool| {
+                let mut chat = Chat::new(vec![Message::new("user", "Hi")]);
+                chat.variables.extend(THINKING_VARIABLES.map(|name| (name.to_owned(), thinks.into())));
+                self.template.as_ref().ok().and_then(|template| template.render(&chat).ok())
+            };
+            match (render(true) == render(false), self.answer) {
+                (false, _) => Thinking::Optional,
+                (true, AnswerSyntax::Plain) => Thinking::Never,
+                (true, _) => Thinking::Always,
+            }
+        })
+    }
+
+    /// Returns the source of the chat template, if the model has one.
+    pub(super) fn template_source(&self) -> Option<&str> {
+        self.template.as_ref().ok().map(ChatTemplate::source)
+    }
+
+    /// Returns whether the model can call functions in a known syntax.
+    pub(super) fn calls_functions(&self) -> bool {
+        self.syntax.is_some() && self.template.as_ref().is_ok_and(ChatTemplate::takes_tools)
+    }
+
+    /// Returns whether the model can insert a text between two others.
+    pub(super) fn inserts_texts(&self) -> bool {
+        self.model.continues_texts().is_ok() && self.middle_marks().is_some()
+    }
+
+    /// Checks that a model that continues texts can answer conversations.
+    ///
+    /// # Errors
+    /// If it has no chat template.
+    pub(super) fn check_template(&self) -> Result<(), ServeError> {
+        match self.lacks_template() {
+            true => {
+                let problem = "this model has no chat template: /v1/completions continues a `prompt`";
+                Err(ServeError::field("messages", problem))
+            }
+            false => Ok(()),
+        }
+    }
+
     /// Returns whether the model continues texts but can't answer conversations.
     pub(super) fn lacks_template(&self) -> bool {
         self.model.continues_texts().is_ok() && matches!(self.template, Err(RuntimeError::NoChatTemplate { .. }))
     }
 
-    fn tokens(&self, prompt: RequestPrompt) -> Result<Vec<u32>, ServeError> {
+    /// Tokenizes a prompt.
+    ///
+    /// # Errors
+    /// If it exceeds the context in any case, or the model can't read it.
+    pub(super) fn tokens(&self, prompt: RequestPrompt) -> Result<Vec<u32>, ServeError> {
         let (context, field) = (self.context(), prompt.field());
         let tokens = match prompt {
             RequestPrompt::Ids(ids) => Ok(ids),
@@ -464,8 +529,8 @@ impl Service {
         })
     }
 
-    /// Tokenizes the texts around a gap.
-    fn middle(&self, prefix: &str, suffix: &str) -> Result<Vec<u32>, ServeError> {
+    /// Returns the tokens that mark the texts before and after a gap, and the gap.
+    fn middle_marks(&self) -> Option<[u32; 3]> {
         // Qwen2.5-Coder and Granite, StarCoder, CodeGemma, DeepSeek-Coder, Codestral, Code Llama
         const MARKS: [[&str; 3]; 6] = [
             ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
@@ -479,7 +544,12 @@ impl Service {
             let [begin, hole, end] = marks.map(|mark| self.tokenizer.id(mark));
             Some([begin?, hole?, end?])
         };
-        let Some([begin, hole, end]) = MARKS.into_iter().find_map(ids) else {
+        MARKS.into_iter().find_map(ids)
+    }
+
+    /// Tokenizes the texts around a gap.
+    fn middle(&self, prefix: &str, suffix: &str) -> Result<Vec<u32>, ServeError> {
+        let Some([begin, hole, end]) = self.middle_marks() else {
             return Err(ServeError::field("suffix", "this model has no tokens for a text between others"));
         };
         let context = self.context();

@@ -1,0 +1,84 @@
+//! Answers of one text for APIs other than OpenAI's chat completions: whole, or as events of a stream.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use futures_util::stream::{self, Stream, StreamExt};
+use serde_json::Value as Json;
+
+use super::engine::{Ending, Event};
+use super::error::ServeError;
+use super::service::{self, Completion};
+use super::tools::{Parts, divide};
+use anec_runtime::reasoning::{AnswerPart, AnswerReader};
+
+/// Converts the parts of a text to the events of an API's stream.
+pub(super) trait EventWriter: Send + 'static {
+    /// Returns the events before the text.
+    fn begin(&mut self) -> Vec<Json>;
+    /// Returns the events of a part of the text.
+    fn part(&mut self, part: AnswerPart) -> Vec<Json>;
+    /// Returns the events of the text's end.
+    fn end(&mut self, ending: &Ending) -> Vec<Json>;
+    /// Returns the event of a failure; nothing follows.
+    fn fail(&mut self, error: &ServeError) -> Json;
+}
+
+/// Whole text of an answer.
+pub(super) struct WholeAnswer {
+    /// Parts of the text.
+    pub parts: Parts,
+    /// End of the text.
+    pub ending: Ending,
+    /// Time spent on tokenizing the prompt.
+    pub tokenize: Duration,
+}
+
+/// Waits for the only text of an answer.
+///
+/// # Errors
+/// If it fails.
+pub(super) async fn whole(answer: Completion) -> Result<WholeAnswer, ServeError> {
+    let Completion { receivers, tokenize, reader, .. } = answer;
+    let receiver = receivers.into_iter().next().ok_or_else(ServeError::panicked)?;
+    let text = service::whole(receiver).await?;
+    let parts = match reader {
+        Some(reader) => divide(reader, &text.text),
+        None => Parts { text: text.text, ..Parts::default() },
+    };
+    Ok(WholeAnswer { parts, ending: text.ending, tokenize })
+}
+
+/// Returns the events of an answer's only text. Dropping the stream cancels the work.
+pub(super) fn events(answer: Completion, mut writer: impl EventWriter) -> impl Stream<Item = Json> + Send {
+    let Completion { receivers, mut reader, .. } = answer;
+    let begin = writer.begin();
+    let texts = receivers.into_iter().take(1).map(|receiver| service::events(receiver).boxed());
+    let events = stream::select_all(texts).map(move |event| match event {
+        Event::Delta(delta) => {
+            let parts = match &mut reader {
+                Some(reader) => reader.push(&delta.text),
+                None if delta.text.is_empty() => Vec::new(),
+                None => vec![AnswerPart::Text(delta.text)],
+            };
+            parts.into_iter().flat_map(|part| writer.part(part)).collect()
+        }
+        Event::End(ending) => {
+            let parts = reader.as_mut().map(AnswerReader::finish).unwrap_or_default();
+            let mut events: Vec<Json> = parts.into_iter().flat_map(|part| writer.part(part)).collect();
+            events.extend(writer.end(&ending));
+            events
+        }
+        Event::Failed(error) => vec![writer.fail(&error)],
+    });
+    stream::iter([begin]).chain(events).flat_map(stream::iter)
+}
+
+/// Returns a response of newline-delimited JSON.
+pub(super) fn json_lines(events: impl Stream<Item = Json> + Send + 'static) -> Response {
+    let lines = events.map(|event| Ok::<_, Infallible>(Bytes::from(format!("{event}\n"))));
+    ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()
+}

@@ -1,0 +1,32 @@
+//! Error bodies of APIs other than OpenAI's, by route.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::header;
+use axum::middleware::Next;
+use axum::response::Response;
+use serde_json::{Value as Json, json};
+
+use super::error::ServeError;
+
+/// Returns the body of an error in the form of the API that a path belongs to; `None` for OpenAI's form.
+fn form_of(path: &str) -> Option<fn(&ServeError) -> Json> {
+    path.starts_with("/api/").then_some(ollama)
+}
+
+/// Gives error responses the form of the API that the path belongs to.
+pub(super) async fn convert(request: Request, next: Next) -> Response {
+    let form = form_of(request.uri().path());
+    let mut response = next.run(request).await;
+    let Some(error) = response.extensions_mut().remove::<Arc<ServeError>>() else { return response };
+    let Some(form) = form else { return response };
+    response.headers_mut().remove(header::CONTENT_LENGTH);
+    response.map(|_| Body::from(form(&error).to_string()))
+}
+
+/// Returns the body of an error in Ollama's API.
+pub(super) fn ollama(error: &ServeError) -> Json {
+    json!({"error": error.to_string()})
+}
