@@ -7,14 +7,14 @@ use anec_base::{Diagnostic, Fault};
 #[non_exhaustive]
 pub enum FamilyError {
     /// The model type is no row of the table.
-    #[error("{place}: the model type `{found}` is not known; known: {known}")]
+    #[error("{place}: the model type `{found}` is not known; the most similar ones that are: {}", nearest.join(", "))]
     UnknownFamily {
         /// File and key.
         place: String,
         /// Model type.
         found: String,
-        /// Names of the known families.
-        known: String,
+        /// Known families with the most similar names.
+        nearest: Vec<&'static str>,
     },
     /// The model type can't be expressed as a row.
     #[error("{place}: models of type `{found}` aren't supported: {why}")]
@@ -145,7 +145,7 @@ impl Diagnostic for FamilyError {
     fn help(&self) -> Option<String> {
         Some(match self {
             FamilyError::UnknownFamily { .. } => {
-                "a port is a row in the family table; the porting guide in book/ shows how to add one".into()
+                "book/src/families.md lists all families; a port is a row in their table, as book/src/porting.md shows".into()
             }
             FamilyError::Unsupported { .. } => {
                 "convert a model of a supported type (rows of the family table)".into()

@@ -279,13 +279,7 @@ fn find(
     let row = rows().next().ok_or_else(|| FamilyError::UnknownFamily {
         place: place.to_owned(),
         found: found.to_owned(),
-        known: DECODERS
-            .iter()
-            .chain([&table::OPENAI_PRIVACY_FILTER])
-            .map(|row| row.name)
-            .chain(encoder::names())
-            .collect::<Vec<_>>()
-            .join(", "),
+        nearest: nearest(found),
     })?;
     match asked {
         None => Ok(row),
@@ -293,6 +287,16 @@ fn find(
             Err(FamilyError::OtherFamily { place: place.to_owned(), asked: asked.to_owned(), found: found.to_owned() })
         }
     }
+}
+
+/// Returns the families whose names are most similar.
+fn nearest(found: &str) -> Vec<&'static str> {
+    const COUNT: usize = 3;
+    let decoders = DECODERS.iter().chain([&table::OPENAI_PRIVACY_FILTER]).map(|row| row.name);
+    let mut names: Vec<&str> = decoders.chain(encoder::names()).collect();
+    names.sort_by(|a, b| strsim::jaro_winkler(found, b).total_cmp(&strsim::jaro_winkler(found, a)));
+    names.truncate(COUNT);
+    names
 }
 
 fn assemble(

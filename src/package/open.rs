@@ -53,6 +53,31 @@ pub struct PackageFile {
     pub bytes: u64,
 }
 
+/// Returns what is wrong with a message in a reader's words; `problem` is the decoder's.
+fn damage(problem: &str) -> String {
+    const KNOWN: [(&str, &str); 9] = [
+        ("buffer underflow", "it is cut off"),
+        ("delimited length exceeded", "it is longer than what it is in"),
+        ("invalid varint", "a number has no end"),
+        ("invalid key value", "a field's number is too large"),
+        ("invalid tag value", "a field has no number"),
+        ("invalid wire type", "its bytes are of another type"),
+        ("unexpected end group tag", "a group ends that didn't begin"),
+        ("recursion limit reached", "it is nested too deeply"),
+        ("data is not UTF-8 encoded", "it isn't UTF-8"),
+    ];
+    let problem = problem.strip_prefix("failed to decode Protobuf message: ").unwrap_or(problem);
+    let Some((at, words)) = KNOWN.iter().find_map(|(decoder, words)| Some((problem.find(decoder)?, words))) else {
+        return problem.to_owned();
+    };
+    // the fields on the way to the place, as `Model.description: FeatureDescription.name: `
+    let fields: Vec<&str> = problem[..at].split(": ").filter(|field| field.contains('.')).collect();
+    match fields.is_empty() {
+        true => format!("the message: {words}"),
+        false => format!("the message at {}: {words}", fields.join(", ")),
+    }
+}
+
 /// Reads an `.mlpackage` folder or an `.mlmodel` file. Large constants stay in mapped files, which must not change
 /// while the program is in use.
 ///
@@ -67,7 +92,7 @@ pub fn open(path: &Path) -> Result<Package> {
     let model_path = if is_folder { Manifest::model_path(path)? } else { path.to_owned() };
     let bytes = input::read_file(&model_path, MAX_MODEL).map_err(|e| PackageError::unreadable(&model_path, e.error))?;
     let model = coreml_proto::decode_model(&bytes)
-        .map_err(|e| PackageError::corrupt(&model_path, format!("no Core ML model: {e}")))?;
+        .map_err(|e| PackageError::corrupt(&model_path, format!("no Core ML model: {}", damage(&e.to_string()))))?;
     drop(bytes);
     let message = match model.r#type {
         Some(model::Type::MlProgram(program)) => program,

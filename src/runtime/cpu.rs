@@ -4,6 +4,7 @@ use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 use super::backend::{Backend, BatchMember, BatchResult, FunctionCall, Phase, Sequence, Watch, run_each, run_in_turn};
 use super::cpu_options::{CachePrecision, CpuOptions};
@@ -28,8 +29,21 @@ pub struct PackageStore {
 /// Opened packages.
 #[derive(Default)]
 struct Packages {
-    read: Mutex<BTreeMap<String, Arc<Program>>>,
+    read: Mutex<BTreeMap<String, ReadPackage>>,
     weights: WeightCache,
+}
+
+/// Program of a package, with the state of its mapped files when it was read.
+struct ReadPackage {
+    program: Arc<Program>,
+    files: Vec<(PathBuf, FileState)>,
+}
+
+/// Size and time of the last modification.
+type FileState = (u64, Option<SystemTime>);
+
+fn state_of(path: &Path) -> Option<FileState> {
+    std::fs::metadata(path).ok().map(|metadata| (metadata.len(), metadata.modified().ok()))
 }
 
 /// Interface of a function according to the bundle.
@@ -98,13 +112,20 @@ impl PackageStore {
         self.packages.weights.bytes()
     }
 
+    /// Returns the program of a package, whose files mustn't have changed since it was read.
     fn program(&self, name: &str) -> Result<Arc<Program>> {
         let mut read = self.packages.read.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(program) = read.get(name) {
-            return Ok(program.clone());
+        if let Some(package) = read.get(name) {
+            return match package.files.iter().find(|(path, state)| state_of(path).as_ref() != Some(state)) {
+                Some((path, _)) => Err(RuntimeError::Changed { path: path.clone() }.into()),
+                None => Ok(package.program.clone()),
+            };
         }
-        let program = Arc::new(anec_package::open(&self.folder.join(name))?.program);
-        read.insert(name.to_owned(), program.clone());
+        let package = anec_package::open(&self.folder.join(name))?;
+        let paths = package.files.iter().map(|file| package.path.join(&file.path));
+        let files = paths.filter_map(|path| state_of(&path).map(|state| (path, state))).collect();
+        let program = Arc::new(package.program);
+        read.insert(name.to_owned(), ReadPackage { program: program.clone(), files });
         Ok(program)
     }
 

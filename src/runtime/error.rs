@@ -28,6 +28,12 @@ pub enum RuntimeError {
         /// Function, op, found and expected values.
         error: ExecError,
     },
+    /// File that another program has changed.
+    #[error("{}: it was changed after the model was opened", path.display())]
+    Changed {
+        /// Path of the file.
+        path: PathBuf,
+    },
     /// Folder without a bundle.
     #[error("{}: no bundle here: it has no bundle.json", path.display())]
     NoBundle {
@@ -230,7 +236,7 @@ impl RuntimeError {
 impl Diagnostic for RuntimeError {
     fn fault(&self) -> Fault {
         match self {
-            RuntimeError::Bundle { .. } => Fault::Source,
+            RuntimeError::Bundle { .. } | RuntimeError::Changed { .. } => Fault::Source,
             RuntimeError::File(error) => error.fault(),
             RuntimeError::Function { error, .. } => error.fault(),
             RuntimeError::Backend { .. } | RuntimeError::NoEnergy { .. } => Fault::Platform,
@@ -243,6 +249,7 @@ impl Diagnostic for RuntimeError {
             RuntimeError::Function { error, .. } => return error.help(),
             RuntimeError::File(error) => return error.help(),
             RuntimeError::Bundle { .. } => "convert the model again, or unpack the bundle again",
+            RuntimeError::Changed { .. } => "open the model again; replace bundles by new folders, not in place",
             RuntimeError::SeveralBundles { .. } => "name one of them",
             RuntimeError::NoBundle { .. } => "give the folder of a bundle, which has a bundle.json",
             RuntimeError::ContextFull { .. } | RuntimeError::TextTooLong { .. } => {

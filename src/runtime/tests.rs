@@ -317,3 +317,20 @@ fn core_ml_loads_lets_go_and_changes_devices() {
     }
     assert!(all_moves > 2 && all_loads > 60, "{all_moves} moves, {all_loads} loads");
 }
+
+/// Weights are mapped from files: another function of a package that somebody rewrote would compute something else.
+#[test]
+fn packages_that_were_changed_are_not_read_on() {
+    let room = tempfile::tempdir().unwrap();
+    convert_family("llama-default", room.path(), &["context=96", "lengths={fixed: [1, 4]}"]);
+    let model = LoadedModel::on_cpu_with(room.path(), &CpuOptions::to_write(Precision::F32)).unwrap();
+    let mut session = model.start(96).unwrap();
+    session.forward(&[1], &ForwardOptions::last()).unwrap();
+    let package = &model.bundle().packages[0];
+    let weights = package.files.iter().find(|file| file.file.ends_with("weight.bin")).unwrap();
+    let weights = std::fs::File::open(room.path().join(&weights.file)).unwrap();
+    weights.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+    session.forward(&[1], &ForwardOptions::last()).unwrap();
+    let error = session.forward(&[1; 4], &ForwardOptions::last()).map(drop).unwrap_err().to_string();
+    assert!(error.contains("weight.bin: it was changed after the model was opened"), "{error}");
+}
