@@ -300,7 +300,7 @@ fn plans_of_coremltools_are_judged_for_packages_and_bundles() {
     exported(&[], &[package], &path).unwrap();
     let (code, stdout, stderr) = validate(package, &["--details"]);
     assert_eq!(code, 0, "{stdout}{stderr}");
-    for function in ["layers_0_3 context_512_tokens_1", "layers_0_3 context_512_tokens_4"] {
+    for function in ["layers_0_3 tokens_1", "layers_0_3 tokens_4"] {
         assert!(stdout.contains(function), "{stdout}");
     }
 
