@@ -48,7 +48,7 @@ fn a_step_and_a_conversion_take_as_many_instructions_as_before() {
         text(&ids.join(","), "1")
     };
     let conversion = || {
-        let form = ["--set", "quant.granularity=per_channel", "--no-compile", "--no-measure", "--threads", "1"];
+        let form = ["--set", "quant.granularity=per_channel", "--no-compile", "--no-measure"];
         instructions(&[&["convert", "-m", "demo", "-o", &converted][..], &form].concat())
     };
     // what all runs have in common, such as reading the bundle, isn't counted

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Counts the instructions that a program of another profile takes, and compares them with those that
-# tests/instructions.rs keeps of `release`: what users get must not be slower than what is tested.
+# tests/instructions.rs keeps of the tests' profile: what users get must not be slower than what is tested.
 #
 #   tools/instructions.sh PROGRAM      # Linux on x86-64, with valgrind and Python
 #
@@ -21,7 +21,7 @@ prompt() { # TOKENS
 }
 
 "$program" convert -m demo --no-compile -o "$room/demo.anec" >/dev/null 2>&1
-conversion=$(count convert -m demo -o "$room/again.anec" --set quant.granularity=per_channel --no-compile --no-measure --threads 1)
+conversion=$(count convert -m demo -o "$room/again.anec" --set quant.granularity=per_channel --no-compile --no-measure)
 few=$(prompt 8) many=$(prompt 200)
 python3 - "$conversion" $(((many - few) / 192)) <<'PY'
 import json, sys
@@ -30,6 +30,6 @@ slower = False
 for name, count in zip(("conversion", "prompt_token"), map(int, sys.argv[1:])):
     change = count / kept[name] - 1
     slower |= change > 0.1
-    print(f"{name}: {count} instructions, {100 * change:+.1f} % against release")
+    print(f"{name}: {count} instructions, {100 * change:+.1f} % against the tests")
 sys.exit(4 if slower else 0)
 PY
