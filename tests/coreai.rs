@@ -8,7 +8,7 @@ use anec::coreai::migrate::{MigrateOptions, migrate};
 use anec::coreai::{self, Asset, AssetOptions};
 use anec::package;
 
-use crate::common::folder::repository;
+use crate::common::folder::{repository, run};
 
 /// An asset that Apple's packages wrote (`tests/fixtures/coreai/make.py`).
 fn apples(name: &str) -> Asset {
@@ -51,11 +51,45 @@ fn assets_of_apples_packages_are_read() {
     assert_eq!(inputs, ["x: tensor<2x4xf32>", "indices: tensor<2x1xsi32>", "updates: tensor<2x1xf32>"]);
 }
 
+/// Broadcasting operations, images, complex numbers and debug information are known, and a constant of a wrong length is
+/// found.
+#[test]
+fn types_of_apples_packages_are_named() {
+    let inventory = apples("types").inventory();
+    let main = &inventory.functions[0];
+    let text = |values: &[anec::coreai::inventory::NamedValue]| -> Vec<String> {
+        values.iter().map(ToString::to_string).collect()
+    };
+    let inputs =
+        ["x: tensor<2x4xf16>", "row: tensor<1x4xf16>", "waves: tensor<2xcomplex<f32>>", "image: image<4x6, BGRA>"];
+    assert_eq!(text(&main.inputs), inputs);
+    assert_eq!(text(&main.outputs), ["y: tensor<2x4xf16>", "same: tensor<2xcomplex<f32>>"]);
+    assert_eq!(main.unknown_ops, 0);
+    assert_eq!(ops(&inventory, "main"), ["1 broadcasting_add_v1", "1 primitive.add_v1", "1 primitive.cast_v1"]);
+    let findings: Vec<String> = inventory.findings.iter().map(ToString::to_string).collect();
+    let expected = "function `main`: the constant tensor<2x4xsi4> has 8 bytes instead of 4: a byte for each element, \
+                    which Apple's runtime reads as packed ones";
+    assert_eq!(findings, [expected]);
+}
+
+#[test]
+fn an_asset_is_shown() {
+    let shown = |name: &str| {
+        let path = repository("tests/fixtures/coreai").join(format!("{name}.aimodel"));
+        let (status, text, errors) = run(&["inspect", path.to_str().unwrap()]);
+        assert_eq!(status, 0, "{errors}");
+        let (_, shown) = text.split_once(".aimodel: ").unwrap();
+        let lines: Vec<&str> = shown.lines().filter(|line| !line.starts_with("created: ")).collect();
+        lines.join("\n")
+    };
+    insta::assert_snapshot!(shown("types"));
+}
+
 /// Apple's assets read the same after being written by anec.
 #[test]
 fn assets_of_apples_packages_are_written_again() {
     let folder = tempfile::tempdir().unwrap();
-    for name in ["activations", "weights", "functions"] {
+    for name in ["activations", "weights", "functions", "types"] {
         let asset = apples(name);
         let path = folder.path().join(format!("{name}.aimodel"));
         coreai::write(&asset.module, &path, &AssetOptions::default()).unwrap();
@@ -102,6 +136,7 @@ fn packages_become_assets_that_read_as_themselves() {
         let bytes = |path: &PathBuf| std::fs::read(path.join("main.mlirb")).unwrap();
         assert!(bytes(&first) == bytes(&second), "{name} is written otherwise than it was read");
         let inventory = asset.inventory();
+        assert!(inventory.findings.iter().all(|finding| !finding.problem.contains("bytes instead of")), "{name}");
         let unknown: usize = inventory.functions.iter().map(|function| function.unknown_ops).sum();
         assert_eq!((inventory.functions.len(), unknown), (migration.functions.len(), 0), "{name}");
         for (function, migrated) in inventory.functions.iter().zip(&migration.functions) {

@@ -13,7 +13,10 @@ use crate::aicode::{
 };
 use crate::bytecode::push_varint;
 
-/// Constants of at most this many bytes stand in the attributes, as in Apple's assets.
+/// Size of the largest constant that is written into the attributes; larger ones become resources.
+///
+/// Apple's exporter counts elements instead: it writes fewer than 256 of any width into the attributes.
+/// Its runtime reads both (measured on Linux).
 pub const INLINE_BYTES: u64 = 256;
 
 /// Name of the producer in the container.
@@ -99,7 +102,7 @@ impl ModuleBuilder {
         let file = module.attribute(AiAttribute::File(parts));
         let source = module.attribute(AiAttribute::SourceRange { file, numbers: [1; 4] });
         let scope = module.attribute(AiAttribute::Unit);
-        module.location = module.attribute(AiAttribute::Location { source, scope, kind: 0, others: Vec::new() });
+        module.location = module.attribute(AiAttribute::Location { source, scope, kind: 0, ids: Vec::new() });
         module
     }
 

@@ -5,7 +5,9 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::aicode::{AiAttribute, AiModule, AiOp, AiRegion, AiType, AttributeId, ElementType, NAME, TypeId, form};
+use crate::aicode::{
+    AiAttribute, AiModule, AiOp, AiRegion, AiType, AttributeId, Blob, ElementType, NAME, TypeId, form,
+};
 use crate::asset::{Asset, AssetMetadata};
 
 /// Most dimensions of a tensor that the Neural Engine takes under Core AI.
@@ -128,6 +130,14 @@ impl AiModule {
             Some(AiType::Handle(inner)) => format!("handle<{}>", self.nested_type_text(*inner, depth + 1)),
             Some(AiType::Token) => "token".into(),
             Some(AiType::Symbol) => "symbol".into(),
+            Some(AiType::Image { format, height, width }) => {
+                let format = match self.attribute(*format) {
+                    Some(AiAttribute::PixelFormat(code)) => pixel_format_text(*code),
+                    _ => "no format".into(),
+                };
+                format!("image<{height}x{width}, {format}>")
+            }
+            Some(AiType::Debug(_)) => "debug information".into(),
             Some(AiType::Function { .. }) => "function".into(),
             Some(AiType::Unknown(bytes)) => format!("type of code {}", leading_code(bytes)),
             Some(AiType::Text(text)) => text.clone(),
@@ -173,6 +183,15 @@ impl AiModule {
             AiAttribute::String(text) => Some(self.string(*text).to_owned()),
             _ => None,
         }
+    }
+}
+
+/// The four characters of a pixel format; its number in hexadecimal if they can't be printed.
+fn pixel_format_text(code: u64) -> String {
+    let characters = u32::try_from(code).map(u32::to_be_bytes).unwrap_or_default();
+    match characters.iter().all(|byte| byte.is_ascii_graphic() || *byte == b' ') {
+        true => characters.map(char::from).iter().collect(),
+        false => format!("{code:#x}"),
     }
 }
 
@@ -223,6 +242,57 @@ struct EngineObstacles {
     high_ranks: usize,
     dynamic: usize,
     computed_writes: usize,
+}
+
+/// Constants of another length than their type asks for.
+#[derive(Default)]
+struct WrongLengths {
+    constants: usize,
+    /// Number of those in resources that have a byte for each element below 8 bits.
+    unpacked: usize,
+    /// Type, length and expected length of the first.
+    first: Option<(String, u64, u64)>,
+}
+
+impl WrongLengths {
+    /// Adds the constants of an operation's regions. Depth is bounded by the reader.
+    fn count(&mut self, module: &AiModule, op: &AiOp) {
+        for op in op.regions.iter().flat_map(|region| &region.blocks).flat_map(|block| &block.ops) {
+            if module.name(op) == "primitive.constant_v1" {
+                self.constant(module, op);
+            }
+            self.count(module, op);
+        }
+    }
+
+    fn constant(&mut self, module: &AiModule, op: &AiOp) {
+        let Some(ty) = op.results.first() else { return };
+        let (Some(element), Some(AiType::Tensor { shape, .. })) = (module.element(*ty), module.ty(*ty)) else { return };
+        let Some(sizes) = shape.iter().copied().collect::<Option<Vec<u64>>>() else { return };
+        let elements = match sizes.contains(&0) {
+            true => 0,
+            false => sizes.into_iter().fold(1, u64::saturating_mul),
+        };
+        let packed = element.packed_bytes(elements).unwrap_or(u64::MAX);
+        let unpacked = element.unpacked_bytes(elements).unwrap_or(u64::MAX);
+        let (found, expected) = match module.property(op, "value") {
+            Some(AiAttribute::Resource(index)) => match module.resources.get(*index as usize).map(|r| &r.blob) {
+                Some(Blob::Other) | None => return,
+                Some(blob) => (blob.length(), packed),
+            },
+            // Apple's exporter marks equal booleans as a splat, but writes all of them
+            Some(AiAttribute::Dense { splat: true, bytes }) if bytes.len() as u64 != unpacked => {
+                (bytes.len() as u64, element.unpacked_bytes(1).unwrap_or(u64::MAX))
+            }
+            Some(AiAttribute::Dense { bytes, .. }) => (bytes.len() as u64, unpacked),
+            _ => return,
+        };
+        if found != expected {
+            self.constants += 1;
+            self.unpacked += usize::from(expected == packed && found == unpacked);
+            self.first.get_or_insert_with(|| (module.type_text(*ty), found, expected));
+        }
+    }
 }
 
 impl Survey<'_> {
@@ -324,6 +394,7 @@ impl Survey<'_> {
             ops: BTreeMap::new(),
             unknown_ops: 0,
         };
+        self.constant_lengths(graph, &name);
         let mut obstacles = EngineObstacles::default();
         for region in &graph.regions {
             self.region(region, &mut inventory, &mut obstacles);
@@ -345,6 +416,23 @@ impl Survey<'_> {
             }
         }
         inventory
+    }
+
+    /// Adds a finding about constants of another length than their type asks for, those of nested regions included.
+    fn constant_lengths(&mut self, graph: &AiOp, function: &str) {
+        let mut wrong = WrongLengths::default();
+        wrong.count(self.module, graph);
+        let Some((ty, found, expected)) = wrong.first else { return };
+        let mut problem = match wrong.constants {
+            1 => format!("the constant {ty} has {found} bytes instead of {expected}"),
+            count => {
+                format!("{count} constants have wrong lengths, the first, {ty}, {found} bytes instead of {expected}")
+            }
+        };
+        if wrong.unpacked == wrong.constants {
+            problem += ": a byte for each element, which Apple's runtime reads as packed ones";
+        }
+        self.find(Some(function), problem);
     }
 
     /// Counts the operations of a graph's own region; the bodies of composite operations are their definition.

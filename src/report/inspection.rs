@@ -263,7 +263,7 @@ pub fn package_json(inventory: &Inventory, findings: &[String], graph: &[String]
 /// Formats an asset of Core AI as text.
 pub fn asset(path: &Path, inventory: &AssetInventory) -> String {
     let mut text = format!(
-        "{}: Core AI, version {}, {}, {} of weights, {} in all\n",
+        "{}: Core AI, dialect date {}, {}, {} in resources, {} in all\n",
         path.display(),
         inventory.version.map_or("unknown".into(), |version| version.to_string()),
         counted(inventory.functions.len(), "function"),
@@ -289,11 +289,16 @@ pub fn asset(path: &Path, inventory: &AssetInventory) -> String {
     }
     if !inventory.private_functions.is_empty() {
         let names: Vec<&str> = inventory.private_functions.iter().map(|function| &function.name[..]).collect();
-        text.push_str(&format!("\ncalled by these: {}\n", names.join(", ")));
+        text.push_str(&format!("\nprivate functions, called by others: {}\n", names.join(", ")));
     }
     let constants: Vec<String> =
         inventory.constant_bytes.iter().map(|(element, size)| format!("{element} {}", bytes(*size))).collect();
-    text.push_str(&format!("\nconstants: {}\n", constants.join(", ")));
+    if !constants.is_empty() || !inventory.findings.is_empty() {
+        text.push('\n');
+    }
+    if !constants.is_empty() {
+        text.push_str(&format!("constants: {}\n", constants.join(", ")));
+    }
     for finding in &inventory.findings {
         text.push_str(&format!("note: {finding}\n"));
     }
@@ -318,7 +323,10 @@ fn op_census(ops: &[(&String, &usize)]) -> String {
     ops.sort_by(|a, b| b.1.cmp(a.1).then_with(|| a.0.cmp(b.0)));
     let count: usize = ops.iter().map(|(_, count)| **count).sum();
     let list: Vec<String> = ops.iter().map(|(op, count)| format!("{count} {op}")).collect();
-    format!("  {count} ops: {}\n", list.join(", "))
+    match count {
+        0 => "  no ops\n".into(),
+        _ => format!("  {}: {}\n", counted(count, "op"), list.join(", ")),
+    }
 }
 
 /// Formats an asset of Core AI as JSON.

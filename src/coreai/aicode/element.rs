@@ -30,10 +30,12 @@ pub enum ElementType {
     Ui3,
     F4E2M1Fn,
     F8E8M0Fnu,
+    ComplexF64,
+    ComplexF32,
 }
 
 /// Code, name, bits of one element, and the date of the form.
-const ROWS: [(ElementType, u64, &str, u64, u32); 24] = [
+const ROWS: [(ElementType, u64, &str, u64, u32); 26] = [
     (ElementType::I1, 4, "i1", 8, 20250707),
     (ElementType::F64, 5, "f64", 64, 20250707),
     (ElementType::F32, 6, "f32", 32, 20250707),
@@ -58,6 +60,8 @@ const ROWS: [(ElementType, u64, &str, u64, u32); 24] = [
     (ElementType::Ui3, 37, "ui3", 3, 20251003),
     (ElementType::F4E2M1Fn, 46, "f4e2m1fn", 4, 20250723),
     (ElementType::F8E8M0Fnu, 47, "f8e8m0fnu", 8, 20250723),
+    (ElementType::ComplexF64, 11, "complex<f64>", 128, 20250707),
+    (ElementType::ComplexF32, 12, "complex<f32>", 64, 20250707),
 ];
 
 impl ElementType {
@@ -83,6 +87,16 @@ impl ElementType {
     /// Bits of one element in a resource.
     pub fn bits(self) -> u64 {
         self.row().3
+    }
+
+    /// Bytes of packed elements, as a resource holds them; `None` if they exceed 64 bits.
+    pub fn packed_bytes(self, elements: u64) -> Option<u64> {
+        elements.checked_mul(self.bits()).map(|bits| bits.div_ceil(8))
+    }
+
+    /// Bytes of elements in an attribute, where one below 8 bits takes a byte; `None` if they exceed 64 bits.
+    pub fn unpacked_bytes(self, elements: u64) -> Option<u64> {
+        elements.checked_mul(self.bits().div_ceil(8))
     }
 
     /// Date of its form.

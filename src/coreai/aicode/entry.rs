@@ -43,6 +43,17 @@ pub enum AiType {
     Token,
     /// A symbol that a call of a graph names.
     Symbol,
+    /// An image.
+    Image {
+        /// [`AiAttribute::PixelFormat`] of the image.
+        format: AttributeId,
+        /// Height in pixels.
+        height: u64,
+        /// Width in pixels.
+        width: u64,
+    },
+    /// Debug information: type of an [`AiAttribute::Subprogram`]; the number is 1 wherever it was seen.
+    Debug(u64),
     /// A type that this crate doesn't understand, as it is encoded.
     Unknown(Vec<u8>),
     /// MLIR text in place of an encoding.
@@ -129,6 +140,8 @@ pub enum AiAttribute {
     ScanCombiner(u64),
     /// Combiner of `scatter_along_axis`, by code.
     ScatterMode(u64),
+    /// Pixel format of an image: four characters, the first in the highest byte.
+    PixelFormat(u64),
     /// A source file.
     File([StringId; 3]),
     /// A range of a source file.
@@ -138,6 +151,41 @@ pub enum AiAttribute {
         /// Lines and columns.
         numbers: [u64; 4],
     },
+    /// Debug information: the source that a program was made from.
+    CompileUnit {
+        /// Language of the source.
+        language: StringId,
+        /// The [`AiAttribute::File`].
+        file: AttributeId,
+        /// Program that made the asset.
+        producer: StringId,
+        /// Not understood.
+        text: StringId,
+        /// Numbers before and after the text, not understood; zero wherever they were seen.
+        numbers: [u64; 2],
+    },
+    /// Debug information: a dictionary.
+    Metadata(AttributeId),
+    /// Debug information: id of an operation.
+    OpId {
+        /// Kind of the id.
+        name: StringId,
+        /// The [`AiAttribute::Metadata`].
+        metadata: AttributeId,
+    },
+    /// Debug information: a function of the source.
+    Subprogram {
+        /// The [`AiType::Debug`].
+        ty: TypeId,
+        /// The [`AiAttribute::CompileUnit`].
+        unit: AttributeId,
+        /// The [`AiAttribute::File`].
+        file: AttributeId,
+        /// Name of the function, twice.
+        names: [StringId; 2],
+        /// Not understood.
+        number: u64,
+    },
     /// Where an operation comes from.
     Location {
         /// Range of the source.
@@ -146,8 +194,8 @@ pub enum AiAttribute {
         scope: AttributeId,
         /// Not understood; zero wherever it was seen.
         kind: u64,
-        /// Indices that are not understood; most locations have none.
-        others: Vec<u32>,
+        /// Each an [`AiAttribute::OpId`]; most locations have none.
+        ids: Vec<AttributeId>,
     },
     /// Named values.
     Dictionary(Vec<AttributeId>),
@@ -166,6 +214,8 @@ mod code {
     pub const HANDLE: u64 = 31;
     pub const TOKEN: u64 = 32;
     pub const PARAMETER_SYMBOL: u64 = 33;
+    pub const IMAGE: u64 = 39;
+    pub const DEBUG: u64 = 41;
 
     pub const STRING: u64 = 1;
     pub const INTEGER: u64 = 2;
@@ -182,8 +232,13 @@ mod code {
     pub const GELU: u64 = 19;
     pub const SCATTER_MODE: u64 = 20;
     pub const SCAN_COMBINER: u64 = 25;
+    pub const PIXEL_FORMAT: u64 = 27;
     pub const FILE: u64 = 30;
     pub const SOURCE_RANGE: u64 = 31;
+    pub const COMPILE_UNIT: u64 = 32;
+    pub const METADATA: u64 = 33;
+    pub const OP_ID: u64 = 35;
+    pub const SUBPROGRAM: u64 = 36;
     pub const LOCATION: u64 = 40;
     pub const DICTIONARY: u64 = 45;
     pub const UNIT: u64 = 46;
@@ -261,6 +316,12 @@ impl AiType {
             code::HANDLE => AiType::Handle(TypeId(cursor.index()?)),
             code::TOKEN => AiType::Token,
             code::PARAMETER_SYMBOL => AiType::Symbol,
+            code::IMAGE => AiType::Image {
+                format: AttributeId(cursor.index()?),
+                height: cursor.varint()?,
+                width: cursor.varint()?,
+            },
+            code::DEBUG => AiType::Debug(cursor.varint()?),
             _ => return Ok(None),
         }))
     }
@@ -290,6 +351,10 @@ impl AiType {
             }
             AiType::Token => push_varint(&mut out, code::TOKEN),
             AiType::Symbol => push_varint(&mut out, code::PARAMETER_SYMBOL),
+            AiType::Image { format, height, width } => {
+                push_fields(&mut out, &[code::IMAGE, format.0.into(), *height, *width]);
+            }
+            AiType::Debug(number) => push_fields(&mut out, &[code::DEBUG, *number]),
             AiType::Unknown(bytes) => out.clone_from(bytes),
             AiType::Text(text) => out.extend(text.bytes().chain([0])),
         }
@@ -341,16 +406,34 @@ impl AiAttribute {
             code::GELU => AiAttribute::GeluApproximation(cursor.varint()?),
             code::SCATTER_MODE => AiAttribute::ScatterMode(cursor.varint()?),
             code::SCAN_COMBINER => AiAttribute::ScanCombiner(cursor.varint()?),
+            code::PIXEL_FORMAT => AiAttribute::PixelFormat(cursor.varint()?),
             code::FILE => AiAttribute::File([cursor.index()?, cursor.index()?, cursor.index()?].map(StringId)),
             code::SOURCE_RANGE => AiAttribute::SourceRange {
                 file: AttributeId(cursor.index()?),
                 numbers: [cursor.varint()?, cursor.varint()?, cursor.varint()?, cursor.varint()?],
             },
+            code::COMPILE_UNIT => {
+                let (language, file) = (StringId(cursor.index()?), AttributeId(cursor.index()?));
+                let (producer, before) = (StringId(cursor.index()?), cursor.varint()?);
+                let (text, after) = (StringId(cursor.index()?), cursor.varint()?);
+                AiAttribute::CompileUnit { language, file, producer, text, numbers: [before, after] }
+            }
+            code::METADATA => AiAttribute::Metadata(AttributeId(cursor.index()?)),
+            code::OP_ID => {
+                AiAttribute::OpId { name: StringId(cursor.index()?), metadata: AttributeId(cursor.index()?) }
+            }
+            code::SUBPROGRAM => AiAttribute::Subprogram {
+                ty: TypeId(cursor.index()?),
+                unit: AttributeId(cursor.index()?),
+                file: AttributeId(cursor.index()?),
+                names: [StringId(cursor.index()?), StringId(cursor.index()?)],
+                number: cursor.varint()?,
+            },
             code::LOCATION => AiAttribute::Location {
                 source: AttributeId(cursor.index()?),
                 scope: AttributeId(cursor.index()?),
                 kind: cursor.varint()?,
-                others: cursor.indices()?,
+                ids: attributes(cursor)?,
             },
             code::DICTIONARY => AiAttribute::Dictionary(attributes(cursor)?),
             code::UNIT => AiAttribute::Unit,
@@ -407,15 +490,30 @@ impl AiAttribute {
             AiAttribute::GeluApproximation(form) => push_fields(&mut out, &[code::GELU, *form]),
             AiAttribute::ScatterMode(mode) => push_fields(&mut out, &[code::SCATTER_MODE, *mode]),
             AiAttribute::ScanCombiner(form) => push_fields(&mut out, &[code::SCAN_COMBINER, *form]),
+            AiAttribute::PixelFormat(characters) => push_fields(&mut out, &[code::PIXEL_FORMAT, *characters]),
             AiAttribute::File([name, folder, hash]) => {
                 push_fields(&mut out, &[code::FILE, name.0.into(), folder.0.into(), hash.0.into()]);
             }
             AiAttribute::SourceRange { file, numbers: [a, b, c, d] } => {
                 push_fields(&mut out, &[code::SOURCE_RANGE, file.0.into(), *a, *b, *c, *d]);
             }
-            AiAttribute::Location { source, scope, kind, others } => {
+            AiAttribute::CompileUnit { language, file, producer, text, numbers: [before, after] } => {
+                let fields = [language.0.into(), file.0.into(), producer.0.into(), *before, text.0.into(), *after];
+                push_fields(&mut out, &[code::COMPILE_UNIT]);
+                push_fields(&mut out, &fields);
+            }
+            AiAttribute::Metadata(dictionary) => push_fields(&mut out, &[code::METADATA, dictionary.0.into()]),
+            AiAttribute::OpId { name, metadata } => {
+                push_fields(&mut out, &[code::OP_ID, name.0.into(), metadata.0.into()]);
+            }
+            AiAttribute::Subprogram { ty, unit, file, names: [first, second], number } => {
+                let fields = [ty.0.into(), unit.0.into(), file.0.into(), first.0.into(), second.0.into(), *number];
+                push_fields(&mut out, &[code::SUBPROGRAM]);
+                push_fields(&mut out, &fields);
+            }
+            AiAttribute::Location { source, scope, kind, ids } => {
                 push_fields(&mut out, &[code::LOCATION, source.0.into(), scope.0.into(), *kind]);
-                push_all(&mut out, others.iter().copied());
+                push_all(&mut out, ids.iter().map(|id| id.0));
             }
             AiAttribute::Dictionary(items) => {
                 push_fields(&mut out, &[code::DICTIONARY]);

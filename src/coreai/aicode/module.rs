@@ -153,7 +153,7 @@ impl AiModule {
         items.iter().filter_map(|id| self.attribute(*id))
     }
 
-    /// Number of all operations, nested ones included, by name.
+    /// Returns the graphs of the asset, private ones included, in the order of the file.
     pub fn graphs(&self) -> impl Iterator<Item = &AiOp> {
         let nested = |op: &'static str| move |found: &&AiOp| self.name(found) == op;
         let assets = self.ops.iter().filter(nested("serialization.asset"));

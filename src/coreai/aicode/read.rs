@@ -79,6 +79,7 @@ fn check_references(module: &AiModule) -> Result<(), String> {
             }
             AiType::Function { arguments, results } => arguments.iter().chain(results).try_for_each(ty)?,
             AiType::Handle(inner) => ty(inner)?,
+            AiType::Image { format, .. } => attribute(format)?,
             _ => {}
         }
     }
@@ -101,7 +102,23 @@ fn check_references(module: &AiModule) -> Result<(), String> {
             }
             AiAttribute::File(parts) => parts.iter().try_for_each(|part| string(part.0))?,
             AiAttribute::SourceRange { file, .. } => attribute(file)?,
-            AiAttribute::Location { source, scope, .. } => [source, scope].into_iter().try_for_each(attribute)?,
+            AiAttribute::CompileUnit { language, file, producer, text, .. } => {
+                [language, producer, text].into_iter().try_for_each(|part| string(part.0))?;
+                attribute(file)?;
+            }
+            AiAttribute::Metadata(dictionary) => attribute(dictionary)?,
+            AiAttribute::OpId { name, metadata } => {
+                string(name.0)?;
+                attribute(metadata)?;
+            }
+            AiAttribute::Subprogram { ty: of, unit, file, names, .. } => {
+                ty(of)?;
+                [unit, file].into_iter().try_for_each(attribute)?;
+                names.iter().try_for_each(|part| string(part.0))?;
+            }
+            AiAttribute::Location { source, scope, ids, .. } => {
+                [source, scope].into_iter().chain(ids).try_for_each(attribute)?;
+            }
             _ => {}
         }
     }

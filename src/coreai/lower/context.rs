@@ -357,8 +357,8 @@ impl<'m> Lowering<'m> {
         Ok(self.literal(shape, element, bytes))
     }
 
-    /// Booleans in a shape, given as numbers that are 0 or not. They always stand in the attributes, because the
-    /// packing of booleans in resources isn't known.
+    /// Booleans in a shape, given as numbers that are 0 or not. They always stand in the attributes; a resource would
+    /// hold the same bytes, one for each boolean (measured).
     pub(super) fn booleans(&mut self, values: &[f64], shape: &[u64]) -> Result<Tensor, String> {
         let bytes = values.iter().map(|value| u8::from(*value != 0.0)).collect();
         let value = self.module.dense(bytes, values.len() == 1);
