@@ -76,6 +76,15 @@ fn local_models_run_and_are_converted_once() {
     assert!(code == 0 && again == first && !stderr.contains("converting"), "{stderr}");
     let listed: Json = serde_json::from_str(&machine.run(&["ls", "--json"]).1).unwrap();
     assert_eq!(listed["bundles"].as_array().unwrap().len(), 1);
+    // a damaged bundle of the cache is named with what removes it
+    let name = listed["bundles"][0]["name"].as_str().unwrap();
+    let folder = Path::new(listed["bundles"][0]["folder"].as_str().unwrap()).to_owned();
+    let tables = folder.join("host.safetensors");
+    let whole = std::fs::read(&tables).unwrap();
+    std::fs::write(&tables, &whole[..whole.len() / 2]).unwrap();
+    let (code, _, stderr) = machine.run(&ask);
+    assert!(code == 4 && stderr.contains(&format!("`anec rm {name}` removes the bundle")), "{stderr}");
+    std::fs::write(&tables, whole).unwrap();
     // changed files are another model
     std::fs::write(copy.join("generation_config.json"), "{\"eos_token_id\": 1}").unwrap();
     assert!(machine.run(&ask).2.contains("converting"));

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 
-use super::usage::UsageError;
+use super::usage::{CachedBundleError, UsageError};
 use super::{demo_model, progress};
 
-use anec::base::Result;
+use anec::base::{Fault, Result};
 use anec::coreai::bridge::BridgeOptions;
 use anec::coreml::ComputeUnits;
 use anec::exec::Precision;
@@ -138,20 +138,34 @@ impl Runner {
     /// # Errors
     /// If the bundle is missing or invalid, or the backend isn't available.
     pub fn open(&self) -> Result<Arc<LoadedModel>> {
-        let units = self.units()?;
-        let core_ai = self.backend.core_ai()?;
+        let (units, core_ai) = (self.units()?, self.backend.core_ai()?);
         let bundle = self.folder()?;
+        self.open_in(&bundle, units, core_ai).map_err(|error| {
+            let cached = Some(&bundle).filter(|bundle| **bundle != self.bundle).and_then(|bundle| bundle.file_name());
+            match cached.filter(|_| error.fault() == Fault::Source) {
+                Some(name) => CachedBundleError { error, name: name.to_string_lossy().into_owned() }.into(),
+                None => error,
+            }
+        })
+    }
+
+    fn open_in(
+        &self,
+        bundle: &Path,
+        units: Option<PhaseUnits>,
+        core_ai: Option<BridgeOptions>,
+    ) -> Result<Arc<LoadedModel>> {
         let model = match (units, &core_ai) {
-            (None, Some(options)) => coreai::open(&bundle, options)?,
+            (None, Some(options)) => coreai::open(bundle, options)?,
             (None, None) => {
                 let mut options = CpuOptions::new(self.precision);
                 options.caches = self.cache_precision;
                 options.max_memory_bytes = self.max_memory_mb;
                 // other precisions are compared with validation, which uses the bundle's calls
                 options.wide_calls = self.precision == Precision::I16;
-                LoadedModel::on_cpu_with(&bundle, &options)?
+                LoadedModel::on_cpu_with(bundle, &options)?
             }
-            (Some(units), _) => coreml::open(&bundle, units, self.max_memory_mb)?,
+            (Some(units), _) => coreml::open(bundle, units, self.max_memory_mb)?,
         };
         if let Some(units) = units {
             // report the devices that were chosen

@@ -1,6 +1,6 @@
 //! Errors of the command line itself.
 
-use anec::base::{Diagnostic, Fault};
+use anec::base::{Diagnostic, Error, Fault};
 
 /// Invalid request, with a remedy.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +24,26 @@ impl Diagnostic for UsageError {
 
     fn help(&self) -> Option<String> {
         Some(self.help.into())
+    }
+}
+
+/// A bundle in the cache that can't be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub(super) struct CachedBundleError {
+    pub(super) error: Error,
+    /// Name in the cache.
+    pub(super) name: String,
+}
+
+impl Diagnostic for CachedBundleError {
+    fn fault(&self) -> Fault {
+        self.error.fault()
+    }
+
+    fn help(&self) -> Option<String> {
+        let name = &self.name;
+        Some(format!("`anec rm {name}` removes the bundle from the cache; the next use of the model converts it anew"))
     }
 }
 
