@@ -63,6 +63,7 @@ mod release;
 mod residency;
 mod resume;
 mod serve;
+mod serve_messages;
 mod serve_ollama;
 mod shared_products;
 mod tiers;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::header;
+use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, Stream, StreamExt};
 use serde_json::Value as Json;
@@ -81,4 +82,13 @@ pub(super) fn events(answer: Completion, mut writer: impl EventWriter) -> impl S
 pub(super) fn json_lines(events: impl Stream<Item = Json> + Send + 'static) -> Response {
     let lines = events.map(|event| Ok::<_, Infallible>(Bytes::from(format!("{event}\n"))));
     ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()
+}
+
+/// Returns a response of server-sent events, each with its `type` as its name.
+pub(super) fn server_events(events: impl Stream<Item = Json> + Send + 'static, keep_alive: KeepAlive) -> Response {
+    let parts = events.map(|event| {
+        let name = event["type"].as_str().unwrap_or_default();
+        Ok::<_, Infallible>(sse::Event::default().event(name).data(event.to_string()))
+    });
+    Sse::new(parts).keep_alive(keep_alive).into_response()
 }

@@ -31,6 +31,7 @@ use super::embeddings;
 use super::error::ServeError;
 use super::error_form;
 use super::loading::LoadingStage;
+use super::messages;
 use super::ollama;
 use super::openai::{self, Head, Kind, LogprobWriter};
 use super::origin::{allowed_origin, host_name, local_name};
@@ -195,6 +196,7 @@ fn routes(service: Arc<Service>, options: HttpOptions, local: bool) -> Router {
         .route("/v1/models", get(models))
         .route("/v1/models/{name}", get(model))
         .route("/metrics", get(metrics))
+        .merge(messages::routes())
         .merge(ollama::routes())
         .route_layer(from_fn_with_state(app.clone(), guard));
     let routes = Router::new()
@@ -206,7 +208,7 @@ fn routes(service: Arc<Service>, options: HttpOptions, local: bool) -> Router {
             path: uri.path().to_owned(),
             method: method.to_string(),
         })
-        .layer(from_fn_with_state(app.clone(), count));
+        .layer(from_fn_with_state(app.clone(), count_requests));
     let routes = match cors {
         Some(cors) => routes.layer(cors),
         None => routes,
@@ -253,7 +255,7 @@ fn same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
 }
 
-async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+async fn count_requests(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
     let busy = request.extensions().get::<Arc<Activity>>().map(Activity::begin);
     let response = next.run(request).await;
@@ -360,8 +362,8 @@ async fn answer(app: Arc<App>, kind: Kind, request: Request) -> Result<Response,
         };
         // all are read at once, because a text that isn't read pauses
         for text in try_join_all(answer.receivers.into_iter().map(whole)).await? {
-            let tokens = [&answer.scored[..], &text.tokens].concat();
-            let likely = LogprobWriter::new(app.service.clone(), kind, form.logprobs).of(&tokens);
+            let scored = [&answer.scored[..], &text.tokens].concat();
+            let likely = LogprobWriter::new(app.service.clone(), kind, form.logprobs).of(&scored);
             let parts = match &answer.reader {
                 Some(reader) => divide(reader.clone(), &text.text),
                 None => Parts { text: prompt.clone() + &text.text, ..Parts::default() },

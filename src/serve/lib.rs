@@ -1,4 +1,4 @@
-//! Server of a model: the HTTP APIs of OpenAI and Ollama, and JSON lines, with many requests at a time.
+//! Server of a model: the HTTP APIs of OpenAI, Anthropic and Ollama, and JSON lines, with many requests at a time.
 //!
 //! ```
 //! use anec_serve::Parameters;
@@ -25,6 +25,7 @@
 //! | `answer` | answers of other APIs, whole or in parts |
 //! | `error_form` | error bodies of other APIs |
 //! | `ollama` | Ollama's API |
+//! | `messages` | Anthropic's API |
 //! | [`tools`] | offered functions and their calls |
 //! | [`json_lines`] | JSON lines over stdin or a Unix socket |
 //! | `fields` | field names of a request |
@@ -43,6 +44,7 @@ mod fields;
 pub mod http;
 pub mod json_lines;
 pub mod loading;
+mod messages;
 pub mod metrics;
 mod ollama;
 pub mod openai;
