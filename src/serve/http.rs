@@ -37,6 +37,7 @@ use super::openai::{self, Head, Kind, LogprobWriter};
 use super::origin::{allowed_origin, host_name, local_name};
 use super::service::{Completion, Service, Submission, Times, whole};
 use super::stream::parts;
+use super::tokens;
 use super::tools::{Parts, divide};
 
 /// Options of the HTTP server.
@@ -198,6 +199,7 @@ fn routes(service: Arc<Service>, options: HttpOptions, local: bool) -> Router {
         .route("/metrics", get(metrics))
         .merge(messages::routes())
         .merge(ollama::routes())
+        .merge(tokens::routes())
         .route_layer(from_fn_with_state(app.clone(), guard));
     let routes = Router::new()
         .route("/", get(page))

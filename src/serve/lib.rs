@@ -26,6 +26,7 @@
 //! | `error_form` | error bodies of other APIs |
 //! | `ollama` | Ollama's API |
 //! | `messages` | Anthropic's API |
+//! | `tokens` | tokens of texts, prompts of conversations |
 //! | [`tools`] | offered functions and their calls |
 //! | [`json_lines`] | JSON lines over stdin or a Unix socket |
 //! | `fields` | field names of a request |
@@ -52,6 +53,7 @@ mod origin;
 pub mod parameters;
 pub mod service;
 pub mod stream;
+mod tokens;
 pub mod tools;
 
 pub use engine::{Ending, Event, Job, Scheduler, ServeLimits};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
 
+use super::conversation::parse;
 use super::engine::Ending;
 use super::error::ServeError;
 use super::parameters::{MAX_LOGPROBS, Parameters, check_supported};
@@ -95,17 +96,16 @@ pub struct AnswerForm {
 /// # Errors
 /// If a field is wrong or unsupported. Fields that would change the answer are never ignored.
 pub fn read(kind: Kind, body: Json, service: &Service) -> Result<(Vec<Submission>, AnswerForm), ServeError> {
-    let invalid = |error: serde_json::Error| ServeError::Invalid { problem: format!("the body: {error}"), field: None };
     check_supported(&body)?;
     let (prompts, logprobs, tools, common, echo) = match kind {
         Kind::Chat => {
-            let request: ChatRequest = serde_json::from_value(body).map_err(invalid)?;
+            let request: ChatRequest = parse(body)?;
             let logprobs = request.logprobs()?;
             let (chat, tools) = chat(&request)?;
             (vec![RequestPrompt::Chat(chat)], logprobs, tools, request.common, false)
         }
         Kind::Completion => {
-            let request: CompletionRequest = serde_json::from_value(body).map_err(invalid)?;
+            let request: CompletionRequest = parse(body)?;
             let logprobs = match request.logprobs {
                 Some(count) => Some(within("logprobs", count, 0, MAX_LOGPROBS)? as usize),
                 None => None,
@@ -135,6 +135,15 @@ pub fn read(kind: Kind, body: Json, service: &Service) -> Result<(Vec<Submission
         scored: echo && logprobs.is_some(),
     };
     Ok((prompts.into_iter().map(submission).collect(), form))
+}
+
+/// Parses the conversation of a chat request.
+///
+/// # Errors
+/// If a field of the conversation is wrong.
+pub(super) fn conversation(body: Json) -> Result<Chat, ServeError> {
+    check_supported(&body)?;
+    chat(&parse(body)?).map(|(chat, _)| chat)
 }
 
 /// Parses the body of a request.

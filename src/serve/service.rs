@@ -498,6 +498,20 @@ impl Service {
         self.model.continues_texts().is_ok() && matches!(self.template, Err(RuntimeError::NoChatTemplate { .. }))
     }
 
+    /// Renders the prompt of a conversation.
+    ///
+    /// # Errors
+    /// If the model has no chat template, or its template refuses the conversation.
+    pub(super) fn render(&self, chat: &Chat) -> Result<String, ServeError> {
+        match &self.template {
+            Ok(template) => Ok(template.render(chat)?),
+            Err(RuntimeError::NoChatTemplate { .. }) => {
+                Err(ServeError::field("messages", "this model has no chat template"))
+            }
+            Err(error) => Err(ServeError::Model { problem: error.to_string() }),
+        }
+    }
+
     /// Tokenizes a prompt.
     ///
     /// # Errors
