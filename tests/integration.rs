@@ -65,6 +65,7 @@ mod resume;
 mod serve;
 mod serve_messages;
 mod serve_ollama;
+mod serve_responses;
 mod serve_tokens;
 mod shared_products;
 mod tiers;

@@ -35,6 +35,7 @@ use super::messages;
 use super::ollama;
 use super::openai::{self, Head, Kind, LogprobWriter};
 use super::origin::{allowed_origin, host_name, local_name};
+use super::responses::{self, ConversationStore};
 use super::service::{Completion, Service, Submission, Times, whole};
 use super::stream::parts;
 use super::tokens;
@@ -91,6 +92,8 @@ pub(super) struct App {
     count: AtomicU64,
     /// Bytes that bodies in progress may hold, in units of [`BODY_UNIT`].
     bodies: Arc<Semaphore>,
+    /// Conversations that requests continue by the id of a response.
+    pub(super) conversations: Arc<ConversationStore>,
 }
 
 /// Number of bodies of the maximum size that may be in progress.
@@ -186,7 +189,8 @@ pub async fn serve<S: Future<Output = ()>>(
 fn routes(service: Arc<Service>, options: HttpOptions, local: bool) -> Router {
     let cors = (!options.cors.is_empty()).then(|| cors(&options.cors));
     let bodies = Arc::new(Semaphore::new(BODIES * options.max_body.div_ceil(BODY_UNIT)));
-    let app = Arc::new(App { service, options, local, count: AtomicU64::default(), bodies });
+    let (count, conversations) = (AtomicU64::default(), Arc::default());
+    let app = Arc::new(App { service, options, local, count, bodies, conversations });
     let guarded = Router::new()
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completion))
@@ -199,6 +203,7 @@ fn routes(service: Arc<Service>, options: HttpOptions, local: bool) -> Router {
         .route("/metrics", get(metrics))
         .merge(messages::routes())
         .merge(ollama::routes())
+        .merge(responses::routes())
         .merge(tokens::routes())
         .route_layer(from_fn_with_state(app.clone(), guard));
     let routes = Router::new()

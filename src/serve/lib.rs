@@ -26,6 +26,7 @@
 //! | `error_form` | error bodies of other APIs |
 //! | `ollama` | Ollama's API |
 //! | `messages` | Anthropic's API |
+//! | `responses` | OpenAI's API of responses |
 //! | `tokens` | tokens of texts, prompts of conversations |
 //! | [`tools`] | offered functions and their calls |
 //! | [`json_lines`] | JSON lines over stdin or a Unix socket |
@@ -51,6 +52,7 @@ mod ollama;
 pub mod openai;
 mod origin;
 pub mod parameters;
+mod responses;
 pub mod service;
 pub mod stream;
 mod tokens;

@@ -1,0 +1,50 @@
+//! OpenAI's API of responses.
+
+mod answer;
+mod request;
+mod store;
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::sse::KeepAlive;
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use axum::{Json, Router};
+
+use super::answer::{events, server_events, whole};
+use super::error::ServeError;
+use super::http::App;
+use super::service::Service;
+use answer::Writer;
+pub(super) use store::ConversationStore;
+
+/// Returns the routes of the API.
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new().route("/v1/responses", post(respond))
+}
+
+async fn respond(State(app): State<Arc<App>>, request: Request) -> Result<Response, ServeError> {
+    let body = app.object(request).await?;
+    let conversations = app.conversations.clone();
+    let read = move |service: &Service| {
+        let request = request::read(body, service, &conversations)?;
+        Ok((request.submission, (request.response, request.stream, request.kept)))
+    };
+    let (answer, (mut response, stream, kept)) = app.ask_one(read).await?;
+    response["id"] = unguessable_id().into();
+    response["created_at"] = anec_base::clock::now().into();
+    response["model"] = app.service.name.clone().into();
+    let mut writer = Writer::new(response, kept.map(|messages| (app.conversations.clone(), messages)));
+    match stream {
+        true => Ok(server_events(events(answer, writer), KeepAlive::default())),
+        false => Ok(Json(writer.whole(whole(answer).await?)).into_response()),
+    }
+}
+
+/// Returns the id of a response. Only clients that were told it can continue the conversation.
+fn unguessable_id() -> String {
+    let [first, second] = [0, 1].map(|number| RandomState::new().hash_one(number));
+    format!("resp_{first:016x}{second:016x}")
+}
