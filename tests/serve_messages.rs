@@ -229,6 +229,7 @@ fn errors_have_anthropics_form() {
         (json!({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}), "`context_management`"),
         (json!({"output_config": {"format": {"type": "xml"}}}), "`output_config.format`"),
         (json!({"top_p": 2}), "`top_p` is 2"),
+        (json!({"stop_sequences": vec!["x"; 17]}), "`stop_sequences` has 17 strings"),
     ] {
         let (status, kind, message) = ask("/v1/messages", &request("Hi", more.clone()).to_string(), key);
         assert!(status == 400 && kind == "invalid_request_error" && message.contains(problem), "{more}: {message}");

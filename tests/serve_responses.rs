@@ -187,7 +187,7 @@ fn fields_that_would_change_the_response_are_refused_by_name() {
         (json!({"input": 1}), "`input`"),
         (json!({"input": [{"type": "item_reference", "id": "x"}]}), "item_reference"),
         (json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}), "input_image"),
-        (json!({"max_output_tokens": -5}), "-1 or more"),
+        (json!({"max_output_tokens": -5}), "`max_output_tokens`"),
     ] {
         let mut body = json!({"input": "Hi", "max_output_tokens": 1});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

@@ -58,7 +58,7 @@ pub enum Stop {
 /// Maximum number of texts per request.
 const MAX_CHOICES: u64 = 64;
 /// Maximum number of stop strings.
-const MAX_STOPS: usize = 16;
+pub(super) const MAX_STOPS: usize = 16;
 /// Maximum number of alternatives with log-probabilities.
 pub(super) const MAX_LOGPROBS: u64 = 20;
 

@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::conversation::{earlier_call, parse, thinking};
 use crate::error::ServeError;
-use crate::parameters::{Parameters, Stop, check_fields};
+use crate::parameters::{MAX_STOPS, Parameters, Stop, check_fields};
 use crate::service::{RequestPrompt, Service, Submission, Thinking};
 use crate::tools::Tools;
 use anec_runtime::chat::{Chat, Message};
@@ -93,6 +93,10 @@ pub(super) fn read(body: Json, service: &Service) -> Result<AnswerRequest, Serve
     };
     let (chat, tools) = request.chat(service)?;
     let stops = request.stop_sequences.clone().unwrap_or_default();
+    if stops.len() > MAX_STOPS {
+        let problem = format!("`stop_sequences` has {} strings, at most {MAX_STOPS} are taken", stops.len());
+        return Err(ServeError::field("stop_sequences", problem));
+    }
     let parameters = Parameters {
         max_tokens: Some(max_tokens),
         temperature: request.temperature,

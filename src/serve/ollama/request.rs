@@ -173,6 +173,9 @@ pub(super) fn read(kind: Kind, body: Json, service: &Service) -> Result<AnswerRe
 pub(super) fn check_options(body: &Json, service: &Service) -> Result<(), ServeError> {
     let Some(options) = body.get("options").filter(|options| !options.is_null()) else { return Ok(()) };
     check_fields(options, &UNSUPPORTED_OPTIONS)?;
+    if options["num_predict"].as_i64().is_some_and(|count| count < -2) {
+        return Err(ServeError::field("num_predict", "`num_predict` has to be -2 or more"));
+    }
     let context = service.context();
     match options.get("num_ctx").filter(|wanted| !wanted.is_null()) {
         Some(wanted) if wanted.as_u64().is_none_or(|wanted| wanted > context) => {

@@ -84,6 +84,9 @@ pub(super) fn read(
     check_fields(&body, &UNSUPPORTED)?;
     let request: ResponseRequest = parse(body)?;
     service.check_template()?;
+    if request.max_output_tokens.is_some_and(|count| count < 1) {
+        return Err(ServeError::field("max_output_tokens", "`max_output_tokens` has to be 1 or more"));
+    }
     if request.include.iter().flatten().any(|part| part.contains("logprobs")) {
         return Err(ServeError::field("include", "`include`: log-probabilities aren't supported"));
     }
