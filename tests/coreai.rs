@@ -51,7 +51,7 @@ fn assets_of_apples_packages_are_read() {
     assert_eq!(inputs, ["x: tensor<2x4xf32>", "indices: tensor<2x1xsi32>", "updates: tensor<2x1xf32>"]);
 }
 
-/// Broadcasting operations, images, complex numbers and debug information are known, and a constant of a wrong length is
+/// Broadcasting operations, images, complex numbers and debug information are known; constants of a wrong length are
 /// found.
 #[test]
 fn types_of_apples_packages_are_named() {

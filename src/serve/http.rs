@@ -1,13 +1,12 @@
-//! HTTP server: connections, routes, limits.
+//! HTTP server: connections and routes.
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{MatchedPath, Path, Request, State};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{Html, IntoResponse, Response};
@@ -21,11 +20,12 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_io_timeout::TimeoutStream;
 use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 
+use super::app::{App, HttpOptions};
 use super::clients::{Activity, ClientAddresses, IdleConnections};
 use super::embeddings;
 use super::error::ServeError;
@@ -34,72 +34,12 @@ use super::loading::LoadingStage;
 use super::messages;
 use super::ollama;
 use super::openai::{self, Head, Kind, LogprobWriter};
-use super::origin::{allowed_origin, host_name, local_name};
-use super::responses::{self, ConversationStore};
-use super::service::{Completion, Service, Submission, Times, whole};
+use super::responses;
+use super::service::{Service, Times, whole};
 use super::stream::parts;
 use super::tokens;
 use super::tools::{Parts, divide};
 
-/// Options of the HTTP server.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct HttpOptions {
-    /// API key that clients must send; `None` for no key.
-    pub api_key: Option<String>,
-    /// Origins of web pages that may use the server; `*` allows all.
-    pub cors: Vec<String>,
-    /// Host names under which the server answers, beside those of this machine.
-    pub allow_hosts: Vec<String>,
-    /// Whether requests must name the model; other names are answered by the only model there is.
-    pub strict_model: bool,
-    /// Maximum size of a request body in bytes.
-    pub max_body: usize,
-    /// Time in which a request must arrive: its head, and then its body.
-    pub read_timeout: Duration,
-    /// Time in which a client must take something of what is written to it.
-    pub write_timeout: Duration,
-    /// Maximum number of connections; further ones wait to be accepted. An address other than this machine's gets at
-    /// most half of them.
-    pub connections: usize,
-    /// Time for unfinished answers when the server is to end.
-    pub grace: Duration,
-}
-
-impl Default for HttpOptions {
-    fn default() -> Self {
-        HttpOptions {
-            api_key: None,
-            cors: Vec::new(),
-            allow_hosts: Vec::new(),
-            strict_model: false,
-            max_body: 4 << 20,
-            read_timeout: Duration::from_secs(20),
-            write_timeout: Duration::from_secs(20),
-            connections: 512,
-            grace: Duration::from_secs(30),
-        }
-    }
-}
-
-/// State shared by the handlers.
-pub(super) struct App {
-    pub(super) service: Arc<Service>,
-    options: HttpOptions,
-    /// Whether only this machine can connect.
-    local: bool,
-    /// Number of requests so far, for ids of answers.
-    count: AtomicU64,
-    /// Bytes that bodies in progress may hold, in units of [`BODY_UNIT`].
-    bodies: Arc<Semaphore>,
-    /// Conversations that requests continue by the id of a response.
-    pub(super) conversations: Arc<ConversationStore>,
-}
-
-/// Number of bodies of the maximum size that may be in progress.
-const BODIES: usize = 8;
-/// Unit in which bytes of bodies are counted.
-const BODY_UNIT: usize = 1024;
 /// Interval at which the longest idle connection is closed for one that waits.
 const EVICTION: Duration = Duration::from_millis(20);
 
@@ -188,9 +128,7 @@ pub async fn serve<S: Future<Output = ()>>(
 
 fn routes(service: Arc<Service>, options: HttpOptions, local: bool) -> Router {
     let cors = (!options.cors.is_empty()).then(|| cors(&options.cors));
-    let bodies = Arc::new(Semaphore::new(BODIES * options.max_body.div_ceil(BODY_UNIT)));
-    let (count, conversations) = (AtomicU64::default(), Arc::default());
-    let app = Arc::new(App { service, options, local, count, bodies, conversations });
+    let app = Arc::new(App::new(service, options, local));
     let guarded = Router::new()
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completion))
@@ -386,105 +324,6 @@ async fn answer(app: Arc<App>, kind: Kind, request: Request) -> Result<Response,
         answer["anec"]["warnings"] = json!(warnings);
     }
     Ok(Json(answer).into_response())
-}
-
-impl App {
-    /// Returns why a request with these headers is refused.
-    fn foreign(&self, headers: &HeaderMap) -> Option<ServeError> {
-        let text = |name| headers.get(name).map(|value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()));
-        let host = text(header::HOST).unwrap_or_default();
-        if headers.get_all(header::HOST).iter().count() > 1 || host.contains('@') {
-            return Some(ServeError::Invalid { problem: "the request names no single `Host`".into(), field: None });
-        }
-        let allowed = self.options.allow_hosts.iter().any(|own| own.eq_ignore_ascii_case(host_name(&host)));
-        if self.local && !host.is_empty() && !local_name(&host) && !allowed {
-            return Some(ServeError::ForeignHost { host: host.into_owned() });
-        }
-        let origin = text(header::ORIGIN).filter(|origin| !allowed_origin(origin, &host, &self.options.cors));
-        origin.map(|origin| ServeError::ForeignOrigin { origin: origin.into_owned() })
-    }
-
-    /// Reads the JSON object of a request, and checks the model that it names.
-    pub(super) async fn object(&self, request: Request) -> Result<Value, ServeError> {
-        let (body, _held) = self.read(request).await?;
-        let object = openai::object(&body)?;
-        match object.get("model").and_then(Value::as_str) {
-            Some(name) if self.options.strict_model => self.check_model(name).map(|()| object),
-            _ => Ok(object),
-        }
-    }
-
-    /// Checks that a name is that of the model, with or without Ollama's tag `:latest`.
-    ///
-    /// # Errors
-    /// If it is another model's.
-    pub(super) fn check_model(&self, name: &str) -> Result<(), ServeError> {
-        let own = &self.service.name;
-        let untagged = |name: &str| name.strip_suffix(":latest").unwrap_or(name).to_owned();
-        match untagged(name) == untagged(own) {
-            true => Ok(()),
-            false => Err(ServeError::NoModel { name: name.to_owned(), own: own.clone() }),
-        }
-    }
-
-    /// Queues the one text of a request, as [`Service::ask`] does.
-    ///
-    /// # Errors
-    /// Returns any error of [`Service::ask`].
-    pub(super) async fn ask_one<T: Send + 'static>(
-        &self,
-        read: impl FnOnce(&Service) -> Result<(Submission, T), ServeError> + Send + 'static,
-    ) -> Result<(Completion, T), ServeError> {
-        let read = |service: &Service| read(service).map(|(submission, rest)| (vec![submission], rest));
-        let (answers, rest) = self.service.ask(read).await?;
-        let answer = answers.into_iter().next().ok_or_else(ServeError::panicked)?;
-        Ok((answer, rest))
-    }
-
-    /// Reads a body within the limits of size, time, and bytes of all bodies in progress, which count as long as the
-    /// returned permits are held.
-    async fn read(&self, request: Request) -> Result<(Vec<u8>, Vec<OwnedSemaphorePermit>), ServeError> {
-        let limit = self.options.max_body;
-        if let Some(kind) = request.headers().get(header::CONTENT_TYPE) {
-            let kind = String::from_utf8_lossy(kind.as_bytes());
-            let essence = kind.split(';').next().unwrap_or_default().trim();
-            if !essence.eq_ignore_ascii_case("application/json") {
-                return Err(ServeError::ContentType { kind: essence.to_owned() });
-            }
-        }
-        let length =
-            request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-        if length.is_some_and(|length| length > limit) {
-            return Err(ServeError::TooLarge { limit });
-        }
-        let mut body = request.into_body();
-        let read = async {
-            let (mut bytes, mut held) = (Vec::new(), Vec::new());
-            while let Some(frame) = body.frame().await {
-                let broken =
-                    || ServeError::Invalid { problem: "the body is broken off or malformed".into(), field: None };
-                let Ok(data) = frame.map_err(|_| broken())?.into_data() else { continue };
-                if bytes.len() + data.len() > limit {
-                    return Err(ServeError::TooLarge { limit });
-                }
-                let units = data.len().div_ceil(BODY_UNIT) as u32;
-                match self.bodies.clone().try_acquire_many_owned(units) {
-                    Ok(permit) => held.push(permit),
-                    Err(_) => return Err(ServeError::Busy { waiting: BODIES }),
-                }
-                bytes.extend_from_slice(&data);
-            }
-            Ok((bytes, held))
-        };
-        let late = |_| ServeError::Slow { seconds: self.options.read_timeout.as_secs() };
-        timeout(self.options.read_timeout, read).await.map_err(late)?
-    }
-
-    /// Returns a new id that begins with `prefix`.
-    pub(super) fn answer_id(&self, prefix: &str) -> String {
-        let number = self.count.fetch_add(1, Ordering::Relaxed);
-        format!("{prefix}{:x}{number:08x}", self.service.created)
-    }
 }
 
 #[cfg(test)]

@@ -15,7 +15,8 @@
 //! | [`service`] | request validation, from request to tokens |
 //! | [`loading`] | background loading while the server already answers |
 //! | [`parameters`] | sampling parameters of requests |
-//! | [`http`] | connections, routes, limits |
+//! | `app` | what the handlers of all APIs share, limits of requests |
+//! | [`http`] | connections and routes |
 //! | `clients` | connections per address |
 //! | `origin` | allowed hosts and origins |
 //! | [`embeddings`] | embeddings and reranking |
@@ -36,6 +37,7 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod app;
 mod clients;
 mod conversation;
 pub mod embeddings;
@@ -58,9 +60,10 @@ pub mod stream;
 mod tokens;
 pub mod tools;
 
+pub use app::HttpOptions;
 pub use engine::{Ending, Event, Job, Scheduler, ServeLimits};
 pub use error::ServeError;
-pub use http::{HttpOptions, serve};
+pub use http::serve;
 pub use metrics::Metrics;
 pub use parameters::Parameters;
 pub use service::{Service, Submission};

@@ -13,8 +13,8 @@ use axum::{Json, Router};
 use serde_json::{Value, json};
 
 use super::answer::{events, server_events, whole};
+use super::app::App;
 use super::error::ServeError;
-use super::http::App;
 use super::service::Service;
 use answer::{AnswerHead, Writer};
 

@@ -14,9 +14,9 @@ use axum::{Json, Router};
 use serde_json::{Value, json};
 
 use super::answer::{events, json_lines, whole};
+use super::app::App;
 use super::embeddings;
 use super::error::ServeError;
-use super::http::App;
 use super::service::Service;
 use answer::{AnswerHead, Kind, Writer};
 use request::AnswerRequest;

@@ -2,7 +2,7 @@
 
 mod answer;
 mod request;
-mod store;
+pub(super) mod store;
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -14,11 +14,10 @@ use axum::routing::post;
 use axum::{Json, Router};
 
 use super::answer::{events, server_events, whole};
+use super::app::App;
 use super::error::ServeError;
-use super::http::App;
 use super::service::Service;
 use answer::Writer;
-pub(super) use store::ConversationStore;
 
 /// Returns the routes of the API.
 pub(super) fn routes() -> Router<Arc<App>> {

@@ -8,9 +8,9 @@ use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::app::App;
 use super::conversation::parse;
 use super::error::ServeError;
-use super::http::App;
 use super::openai;
 use super::service::Service;
 use anec_runtime::RuntimeError;
