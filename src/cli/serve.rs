@@ -16,7 +16,7 @@ use super::usage::{ThreadError, UsageError};
 use anec::base::Result;
 use anec::serve::{self, HttpOptions, ServeError, ServeLimits, Service, json_lines};
 
-/// Serve a model over HTTP (OpenAI's API) or as JSON lines
+/// Serve a model over HTTP (APIs of OpenAI, Anthropic, Ollama) or as JSON lines
 ///
 /// The address itself shows a chat page. Only this machine can connect unless --host allows others.
 #[derive(Debug, clap::Args)]
