@@ -372,7 +372,7 @@ fn other_models_are_named() {
     assert!(open(&model).to_string().ends_with("m.mlmodel: no Core ML model: it has no kind"));
     // a description that is longer than the file, and one that is a number
     for (bytes, expected) in [
-        (&[0x12, 0x7f, 0x0a][..], "the message: it is cut off"),
+        (&[0x12, 0x7f, 0x0a][..], "the message at Model.description: it is cut off"),
         (&[0x10, 0x01], "the message at Model.description: its bytes are of another type"),
     ] {
         fs::write(&path, bytes).unwrap();
