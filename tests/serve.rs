@@ -37,6 +37,21 @@ pub fn bundle() -> &'static Path {
     })
 }
 
+/// Copy of the demo bundle with another chat template.
+pub fn with_template(room: &Path, template: &str) -> PathBuf {
+    let copy = room.join("copy.anec");
+    model::copy(bundle(), &copy);
+    std::fs::write(copy.join("chat_template.jinja"), template).unwrap();
+    copy
+}
+
+/// Template with a variable that disables reasoning.
+pub const OPTIONAL_THINKING: &str = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}<assistant>\
+    {% if enable_thinking is undefined or enable_thinking %}<think>\n{% else %}<think></think>{% endif %}";
+/// Template that always opens the reasoning.
+pub const CONSTANT_THINKING: &str =
+    "{% for m in messages %}<{{ m.role }}> {{ m.content.split('</think>')[-1] }}\n{% endfor %}<assistant><think>\n";
+
 /// A server with the limits that most tests need.
 pub fn server() -> Server {
     Server::start(bundle(), &["--queue", "512", "--max-body", "200000"])
@@ -757,12 +772,7 @@ fn an_echo_says_how_likely_the_prompt_is() {
 #[test]
 fn reasoning_is_a_field_of_its_own() {
     let room = tempfile::tempdir().unwrap();
-    let copy = room.path().join("thinks.anec");
-    model::copy(bundle(), &copy);
-    let template =
-        "{% for m in messages %}<{{ m.role }}> {{ m.content.split('</think>')[-1] }}\n{% endfor %}<assistant><think>\n";
-    std::fs::write(copy.join("chat_template.jinja"), template).unwrap();
-    let server = Server::start(&copy, &[]);
+    let server = Server::start(&with_template(room.path(), CONSTANT_THINKING), &[]);
     let body = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 12, "seed": 1});
     let message = server.chat(body.clone())["choices"][0]["message"].clone();
     assert!(!message["reasoning_content"].as_str().unwrap().is_empty(), "{message}");

@@ -1,8 +1,7 @@
 //! Anthropic's API of `anec serve`.
 
 use crate::common::http::{Reply, Server, post};
-use crate::serve::{bundle, server};
-use crate::serve_ollama::{CONSTANT_THINKING, OPTIONAL_THINKING, with_template};
+use crate::serve::{CONSTANT_THINKING, OPTIONAL_THINKING, bundle, server, with_template};
 
 use serde_json::{Value as Json, json};
 
@@ -14,9 +13,7 @@ fn request(text: &str, more: Json) -> Json {
 
 /// Answer to a request that must succeed.
 fn ask(server: &Server, body: &Json) -> Json {
-    let reply = server.post("/v1/messages", body);
-    assert_eq!(reply.status, 200, "{}", reply.text());
-    reply.json()
+    server.ask("/v1/messages", body)
 }
 
 /// Events of a streamed answer, each under its name.
@@ -34,7 +31,8 @@ pub fn events(reply: &Reply) -> Vec<Json> {
     blocks.map(event).collect()
 }
 
-fn kinds(events: &[Json]) -> Vec<&str> {
+/// Names of the events; equal names that follow each other are one.
+pub fn kinds(events: &[Json]) -> Vec<&str> {
     let mut kinds: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
     kinds.dedup();
     kinds

@@ -1,28 +1,10 @@
 //! Ollama's API of `anec serve`.
 
-use std::path::{Path, PathBuf};
-
 use crate::common::folder::{repository, run};
 use crate::common::http::{Reply, Server, post};
-use crate::common::model;
-use crate::serve::{bundle, server};
+use crate::serve::{CONSTANT_THINKING, OPTIONAL_THINKING, bundle, server, with_template};
 
 use serde_json::{Value as Json, json};
-
-/// Copy of the demo bundle with another chat template.
-pub fn with_template(room: &Path, template: &str) -> PathBuf {
-    let copy = room.join("copy.anec");
-    model::copy(bundle(), &copy);
-    std::fs::write(copy.join("chat_template.jinja"), template).unwrap();
-    copy
-}
-
-/// Template with a variable that disables reasoning.
-pub const OPTIONAL_THINKING: &str = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}<assistant>\
-    {% if enable_thinking is undefined or enable_thinking %}<think>\n{% else %}<think></think>{% endif %}";
-/// Template that always opens the reasoning.
-pub const CONSTANT_THINKING: &str =
-    "{% for m in messages %}<{{ m.role }}> {{ m.content.split('</think>')[-1] }}\n{% endfor %}<assistant><think>\n";
 
 fn user(text: &str) -> Json {
     json!([{"role": "user", "content": text}])

@@ -1,17 +1,14 @@
 //! OpenAI's API of responses of `anec serve`.
 
 use crate::common::http::Server;
-use crate::serve::server;
-use crate::serve_messages::events;
-use crate::serve_ollama::{OPTIONAL_THINKING, with_template};
+use crate::serve::{OPTIONAL_THINKING, server, with_template};
+use crate::serve_messages::{events, kinds};
 
 use serde_json::{Value as Json, json};
 
 /// Answer to a request that must succeed.
 fn ask(server: &Server, body: &Json) -> Json {
-    let reply = server.post("/v1/responses", body);
-    assert_eq!(reply.status, 200, "{}", reply.text());
-    reply.json()
+    server.ask("/v1/responses", body)
 }
 
 fn text_of(response: &Json) -> &str {
@@ -20,11 +17,9 @@ fn text_of(response: &Json) -> &str {
     message["content"][0]["text"].as_str().unwrap()
 }
 
-/// Names of the events; equal names that follow each other are one.
-fn kinds(events: &[Json]) -> Vec<&str> {
-    let mut kinds: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
-    kinds.dedup();
-    kinds.iter().map(|kind| kind.strip_prefix("response.").unwrap()).collect()
+/// Names of the events without what all have in common.
+fn steps(events: &[Json]) -> Vec<&str> {
+    kinds(events).iter().map(|kind| kind.strip_prefix("response.").unwrap()).collect()
 }
 
 fn tool() -> Json {
@@ -67,7 +62,7 @@ fn responses_are_chats_and_stream_the_same_text() {
             "output_item.done",
             "incomplete",
         ];
-        assert_eq!(kinds(&parts), expected);
+        assert_eq!(steps(&parts), expected);
         assert!(parts.iter().zip(0..).all(|(part, number)| part["sequence_number"] == number));
         let joined: String = parts.iter().filter_map(|part| part["delta"].as_str()).collect();
         assert_eq!(joined, text);
@@ -131,7 +126,7 @@ fn calls_are_items_and_their_outputs_are_taken() {
         "output_item.done",
         "completed",
     ];
-    assert_eq!(kinds(&parts), expected);
+    assert_eq!(steps(&parts), expected);
     assert_eq!(parts[3]["item_id"], parts[2]["item"]["id"]);
 
     let output = json!({"type": "function_call_output", "call_id": call["call_id"], "output": "none"});

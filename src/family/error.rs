@@ -145,7 +145,9 @@ impl Diagnostic for FamilyError {
     fn help(&self) -> Option<String> {
         Some(match self {
             FamilyError::UnknownFamily { .. } => {
-                "book/src/families.md lists all families; a port is a row in their table, as book/src/porting.md shows".into()
+                "book/src/families.md lists all families; a port is a row in their table, as book/src/porting.md \
+                 shows"
+                    .into()
             }
             FamilyError::Unsupported { .. } => {
                 "convert a model of a supported type (rows of the family table)".into()

@@ -71,7 +71,10 @@ pub enum RuntimeError {
         context: u64,
     },
     /// Token outside of the vocabulary.
-    #[error("token {token} doesn't exist: the vocabulary has {vocab_size} tokens, 0 to {}", vocab_size.saturating_sub(1))]
+    #[error(
+        "token {token} doesn't exist: the vocabulary has {vocab_size} tokens, 0 to {}",
+        vocab_size.saturating_sub(1)
+    )]
     Token {
         /// Token id.
         token: u32,

@@ -15,9 +15,23 @@ pub(super) fn parse<T: DeserializeOwned>(body: Json) -> Result<T, ServeError> {
         .map_err(|error| ServeError::Invalid { problem: format!("the body: {error}"), field: None })
 }
 
-/// Returns a call of an earlier answer, in the form of chat templates.
-pub(super) fn earlier_call(id: &str, name: &str, arguments: Map<String, Json>) -> Json {
-    json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+/// Returns a call of an earlier answer, in the form of chat templates. Arguments are an object, or its JSON as a text.
+pub(super) fn earlier_call(id: &str, name: &str, arguments: impl Into<Json>) -> Json {
+    json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments.into()}})
+}
+
+/// Returns the parts of an earlier answer beside its text, in the form of chat templates.
+pub(super) fn beside_text(reasoning: &str, calls: Vec<Json>) -> Map<String, Json> {
+    let reasoning = (!reasoning.is_empty()).then(|| ("reasoning_content".to_owned(), json!(reasoning)));
+    let calls = (!calls.is_empty()).then(|| ("tool_calls".to_owned(), json!(calls)));
+    reasoning.into_iter().chain(calls).collect()
+}
+
+/// Returns an offered function in the form of chat completions; its schema is the field `parameters` of `tool`.
+pub(super) fn offered(tool: &Json, parameters: &str) -> Json {
+    let description = tool["description"].as_str().unwrap_or_default();
+    let function = json!({"name": tool["name"], "description": description, "parameters": tool[parameters]});
+    json!({"type": "function", "function": function})
 }
 
 /// Returns the template variables that enable or disable reasoning, as the field `field` requests.

@@ -440,10 +440,7 @@ impl Service {
     ) -> Result<EncodedText, ServeError> {
         let context = self.context();
         for text in [Some(text), second].into_iter().flatten() {
-            self.tokenizer.check_length(text, context).map_err(|error| match error {
-                RuntimeError::TextTooLong { bytes, .. } => ServeError::PromptBytes { context, bytes, field },
-                error => error.into(),
-            })?;
+            self.tokenizer.check_length(text, context).map_err(|error| self.unreadable(error, field))?;
         }
         Ok(self.tokenizer.encode_whole(text, second, false)?)
     }
@@ -503,13 +500,15 @@ impl Service {
     /// # Errors
     /// If the model has no chat template, or its template refuses the conversation.
     pub(super) fn render(&self, chat: &Chat) -> Result<String, ServeError> {
-        match &self.template {
-            Ok(template) => Ok(template.render(chat)?),
-            Err(RuntimeError::NoChatTemplate { .. }) => {
-                Err(ServeError::field("messages", "this model has no chat template"))
-            }
-            Err(error) => Err(ServeError::Model { problem: error.to_string() }),
-        }
+        Ok(self.chat_template("messages", "this model has no chat template")?.render(chat)?)
+    }
+
+    /// Returns the chat template; `none` is what is said of `field` if there is none.
+    fn chat_template(&self, field: &'static str, none: &str) -> Result<&ChatTemplate, ServeError> {
+        self.template.as_ref().map_err(|error| match error {
+            RuntimeError::NoChatTemplate { .. } => ServeError::field(field, none),
+            error => ServeError::Model { problem: error.to_string() },
+        })
     }
 
     /// Tokenizes a prompt.
@@ -527,20 +526,22 @@ impl Service {
                     true => self.tokenizer.encode(&text),
                 })
             }
-            RequestPrompt::Chat(chat) => match &self.template {
-                Ok(template) => template.encode_within(&self.tokenizer, &chat, context),
-                Err(RuntimeError::NoChatTemplate { .. }) => {
-                    let problem =
-                        "this model has no chat template: give a `prompt` without `system`, which is continued";
-                    return Err(ServeError::field(field, problem));
-                }
-                Err(error) => return Err(ServeError::Model { problem: error.to_string() }),
-            },
+            RequestPrompt::Chat(chat) => {
+                let none = "this model has no chat template: give a `prompt` without `system`, which is continued";
+                self.chat_template(field, none)?.encode_within(&self.tokenizer, &chat, context)
+            }
         };
-        tokens.map_err(|error| match error {
-            RuntimeError::TextTooLong { bytes, .. } => ServeError::PromptBytes { context, bytes, field },
+        tokens.map_err(|error| self.unreadable(error, field))
+    }
+
+    /// Returns the error of a field whose text can't be tokenized.
+    pub(super) fn unreadable(&self, error: RuntimeError, field: &'static str) -> ServeError {
+        match error {
+            RuntimeError::TextTooLong { bytes, .. } => {
+                ServeError::PromptBytes { context: self.context(), bytes, field }
+            }
             error => error.into(),
-        })
+        }
     }
 
     /// Returns the tokens that mark the texts before and after a gap, and the gap.
@@ -566,11 +567,10 @@ impl Service {
         let Some([begin, hole, end]) = self.middle_marks() else {
             return Err(ServeError::field("suffix", "this model has no tokens for a text between others"));
         };
-        let context = self.context();
-        let encode = |text: &str, field: &'static str| match self.tokenizer.check_length(text, context) {
-            Ok(()) => Ok(self.tokenizer.tokens(text)?.0.into_iter().map(|token| token.id).collect::<Vec<u32>>()),
-            Err(RuntimeError::TextTooLong { bytes, .. }) => Err(ServeError::PromptBytes { context, bytes, field }),
-            Err(error) => Err(error.into()),
+        let encode = |text: &str, field: &'static str| -> Result<Vec<u32>, ServeError> {
+            let checked = self.tokenizer.check_length(text, self.context());
+            checked.map_err(|error| self.unreadable(error, field))?;
+            Ok(self.tokenizer.tokens(text)?.0.into_iter().map(|token| token.id).collect())
         };
         let (prefix, suffix) = (encode(prefix, "prompt")?, encode(suffix, "suffix")?);
         Ok([&[begin][..], &prefix, &[hole], &suffix, &[end]].concat())

@@ -13,7 +13,6 @@ use super::conversation::parse;
 use super::error::ServeError;
 use super::openai;
 use super::service::Service;
-use anec_runtime::RuntimeError;
 
 /// Body of `POST /tokenize`.
 #[derive(Debug, Deserialize)]
@@ -65,17 +64,14 @@ async fn apply_template(State(app): State<Arc<App>>, request: Request) -> Result
 
 fn tokens(service: &Service, body: Value) -> Result<Value, ServeError> {
     let TokenizeRequest { content, add_special, parse_special, with_pieces } = parse(body)?;
-    let (tokenizer, context) = (service.tokenizer(), service.context());
-    let ids = tokenizer.check_length(&content, context).and_then(|()| match (add_special, parse_special) {
+    let tokenizer = service.tokenizer();
+    let ids = tokenizer.check_length(&content, service.context()).and_then(|()| match (add_special, parse_special) {
         (true, true) => tokenizer.encode(&content),
         (true, false) => tokenizer.encode_literal(&content),
         (false, true) => tokenizer.encode_rest(&content),
         (false, false) => Ok(tokenizer.tokens(&content)?.0.into_iter().map(|token| token.id).collect()),
     });
-    let ids = ids.map_err(|error| match error {
-        RuntimeError::TextTooLong { bytes, .. } => ServeError::PromptBytes { context, bytes, field: "content" },
-        error => error.into(),
-    })?;
+    let ids = ids.map_err(|error| service.unreadable(error, "content"))?;
     match with_pieces {
         false => Ok(json!({"tokens": ids})),
         true => {

@@ -64,18 +64,21 @@ impl Server {
         self.raw(post(path, &body.to_string(), "").as_bytes())
     }
 
-    /// A completion that must succeed.
-    pub fn complete(&self, body: Json) -> Json {
-        let reply = self.post("/v1/completions", &body);
+    /// Answer to a request that must succeed.
+    pub fn ask(&self, path: &str, body: &Json) -> Json {
+        let reply = self.post(path, body);
         assert_eq!(reply.status, 200, "{}", reply.text());
         reply.json()
     }
 
+    /// A completion that must succeed.
+    pub fn complete(&self, body: Json) -> Json {
+        self.ask("/v1/completions", &body)
+    }
+
     /// A chat that must succeed.
     pub fn chat(&self, body: Json) -> Json {
-        let reply = self.post("/v1/chat/completions", &body);
-        assert_eq!(reply.status, 200, "{}", reply.text());
-        reply.json()
+        self.ask("/v1/chat/completions", &body)
     }
 
     /// A number of the metrics.

@@ -128,11 +128,16 @@ impl Writer {
         json!({"type": "content_block_delta", "index": self.blocks, "delta": delta})
     }
 
-    /// Returns the end of the content block in progress.
+    /// Returns the end of the last content block.
     fn stop(&mut self) -> Json {
         self.open = None;
         self.blocks += 1;
         json!({"type": "content_block_stop", "index": self.blocks - 1})
+    }
+
+    /// Returns the end of the content block in progress, if there is one.
+    fn close(&mut self) -> Vec<Json> {
+        self.open.is_some().then(|| self.stop()).into_iter().collect()
     }
 
     /// Returns the events that precede a delta of a block of this kind.
@@ -140,7 +145,7 @@ impl Writer {
         if self.open == Some(block) {
             return Vec::new();
         }
-        let mut events: Vec<Json> = self.open.is_some().then(|| self.stop()).into_iter().collect();
+        let mut events = self.close();
         self.open = Some(block);
         events.push(self.start(match block {
             Block::Text => json!({"type": "text", "text": ""}),
@@ -169,7 +174,7 @@ impl EventWriter for Writer {
                 events
             }
             AnswerPart::Call(call) => {
-                let mut events: Vec<Json> = self.open.is_some().then(|| self.stop()).into_iter().collect();
+                let mut events = self.close();
                 events.push(self.start(self.head.call(&call, self.called, json!({}))));
                 let arguments = Json::Object(call.arguments).to_string();
                 events.push(self.delta(json!({"type": "input_json_delta", "partial_json": arguments})));
@@ -181,7 +186,7 @@ impl EventWriter for Writer {
     }
 
     fn end(&mut self, ending: &Ending) -> Vec<Json> {
-        let mut events: Vec<Json> = self.open.is_some().then(|| self.stop()).into_iter().collect();
+        let mut events = self.close();
         match self.head.stop_reason(ending, self.called > 0) {
             Ok((reason, stop)) => {
                 let delta = json!({"stop_reason": reason, "stop_sequence": stop});

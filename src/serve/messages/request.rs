@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
 
-use crate::conversation::{earlier_call, parse, thinking};
+use crate::conversation::{beside_text, earlier_call, offered, parse, thinking};
 use crate::error::ServeError;
 use crate::parameters::{MAX_STOPS, Parameters, Stop, check_fields};
 use crate::service::{RequestPrompt, Service, Submission, Thinking};
@@ -231,12 +231,8 @@ fn function(tool: &Json) -> Result<Json, ServeError> {
         let problem = format!("a tool of type {kind:?} in `tools`: only custom tools are supported");
         return Err(ServeError::field("tools", problem));
     }
-    let function = json!({
-        "name": tool["name"], "description": tool["description"].as_str().unwrap_or_default(),
-        "parameters": tool["input_schema"],
-    });
-    match function["name"].is_string() && function["parameters"].is_object() {
-        true => Ok(json!({"type": "function", "function": function})),
+    match tool["name"].is_string() && tool["input_schema"].is_object() {
+        true => Ok(offered(tool, "input_schema")),
         false => Err(ServeError::field("tools", "each of `tools` needs a `name` and an `input_schema`")),
     }
 }
@@ -327,14 +323,7 @@ fn assistant_message(content: &Content, names: &mut BTreeMap<String, String>) ->
             _ => text.push_str(text_of(block, "messages")?),
         }
     }
-    let mut message = Message::new("assistant", &text);
-    if !reasoning.is_empty() {
-        message.more.insert("reasoning_content".into(), json!(reasoning));
-    }
-    if !calls.is_empty() {
-        message.more.insert("tool_calls".into(), json!(calls));
-    }
-    Ok(message)
+    Ok(Message { more: beside_text(&reasoning, calls), ..Message::new("assistant", &text) })
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
 
 use super::answer::Kind;
-use crate::conversation::{earlier_call, parse, thinking};
+use crate::conversation::{beside_text, earlier_call, parse, thinking};
 use crate::error::ServeError;
 use crate::parameters::{Parameters, Stop, check_fields};
 use crate::service::{RequestPrompt, Service, Submission};
@@ -259,10 +259,6 @@ fn chat_messages(messages: Vec<ChatMessage>) -> Result<Vec<Message>, ServeError>
         if message.images.is_some_and(|images| !images.is_empty()) {
             return Err(ServeError::field("images", "`images` aren't supported: only text is understood"));
         }
-        let mut more = Map::new();
-        if let Some(thinking) = message.thinking.filter(|thinking| !thinking.is_empty()) {
-            more.insert("reasoning_content".into(), json!(thinking));
-        }
         let mut entries = Vec::new();
         for CallEntry { id, function } in message.tool_calls.into_iter().flatten() {
             let id = id.filter(|id| !id.is_empty()).unwrap_or_else(|| format!("call{calls:05}"));
@@ -270,9 +266,7 @@ fn chat_messages(messages: Vec<ChatMessage>) -> Result<Vec<Message>, ServeError>
             entries.push(earlier_call(&id, &function.name, function.arguments));
             open.push((id, function.name));
         }
-        if !entries.is_empty() {
-            more.insert("tool_calls".into(), json!(entries));
-        }
+        let mut more = beside_text(message.thinking.as_deref().unwrap_or_default(), entries);
         if message.role == "tool" {
             let is_answered = |(id, name): &(String, String)| match (&message.tool_call_id, &message.tool_name) {
                 (Some(wanted), _) => id == wanted,

@@ -6,6 +6,7 @@ use serde_json::{Value as Json, json};
 
 use super::store::ConversationStore;
 use crate::answer::{EventWriter, WholeAnswer};
+use crate::conversation::beside_text;
 use crate::engine::Ending;
 use crate::error::ServeError;
 use crate::openai::finish_reason;
@@ -201,14 +202,8 @@ impl Writer {
     /// Stores the conversation with the answer.
     fn keep(&mut self) {
         let Some((store, mut messages)) = self.kept.take() else { return };
-        let mut message = Message::new("assistant", &self.text);
-        if !self.reasoning.is_empty() {
-            message.more.insert("reasoning_content".into(), json!(self.reasoning));
-        }
-        if !self.calls.is_empty() {
-            message.more.insert("tool_calls".into(), json!(self.calls));
-        }
-        messages.push(message);
+        let more = beside_text(&self.reasoning, std::mem::take(&mut self.calls));
+        messages.push(Message { more, ..Message::new("assistant", &self.text) });
         store.insert(self.response["id"].as_str().unwrap_or_default(), messages);
     }
 }

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
 
 use super::store::ConversationStore;
-use crate::conversation::{parse, thinking};
+use crate::conversation::{beside_text, earlier_call, offered, parse, thinking};
 use crate::error::ServeError;
 use crate::parameters::{Parameters, check_fields};
 use crate::service::{RequestPrompt, Service, Submission, Thinking};
@@ -181,8 +181,7 @@ fn add_item(item: &Json, messages: &mut Vec<Message>) -> Result<(), ServeError> 
             }
         }
         ("function_call", Some(id), Some(name)) => {
-            let arguments = text("arguments").unwrap_or("{}");
-            let call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+            let call = earlier_call(id, name, text("arguments").unwrap_or("{}"));
             let answer = assistant(messages);
             match answer.more.get_mut("tool_calls").and_then(Json::as_array_mut) {
                 Some(calls) => calls.push(call),
@@ -203,9 +202,8 @@ fn add_item(item: &Json, messages: &mut Vec<Message>) -> Result<(), ServeError> 
             let parts = item["content"].as_array().into_iter().flatten();
             let reasoning: String = parts.filter_map(|part| part["text"].as_str()).collect();
             if !reasoning.is_empty() {
-                let mut message = Message::new("assistant", "");
-                message.more.insert("reasoning_content".into(), json!(reasoning));
-                messages.push(message);
+                let more = beside_text(&reasoning, Vec::new());
+                messages.push(Message { more, ..Message::new("assistant", "") });
             }
         }
         (kind, ..) => {
@@ -235,13 +233,7 @@ fn assistant(messages: &mut Vec<Message>) -> &mut Message {
 /// Returns a tool in the form of chat completions.
 fn function(tool: &Json) -> Result<Json, ServeError> {
     match tool["type"].as_str() {
-        Some("function") => {
-            let function = json!({
-                "name": tool["name"], "description": tool["description"].as_str().unwrap_or_default(),
-                "parameters": tool["parameters"],
-            });
-            Ok(json!({"type": "function", "function": function}))
-        }
+        Some("function") => Ok(offered(tool, "parameters")),
         kind => {
             let kind = kind.unwrap_or("nothing");
             Err(ServeError::field("tools", format!("a tool of type {kind:?} in `tools`: only functions are supported")))
