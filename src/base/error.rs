@@ -5,6 +5,8 @@
 
 use std::fmt::{Debug, Display};
 
+use crate::listing::limited;
+
 /// Cause of an error; the command line derives the exit code from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -87,7 +89,7 @@ impl Debug for Error {
 
 impl Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        Display::fmt(&self.0, f)
+        f.write_str(&limited(&self.0.to_string()))
     }
 }
 

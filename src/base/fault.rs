@@ -128,3 +128,37 @@ mod unix {
     const MESSAGE: &[u8] = b": the file was truncated while it was in use\n\
         help: leave model files and bundles as they are while anec uses them, and run the command again\n";
 }
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::process::Command;
+
+    use crate::MappedFile;
+
+    const CHILD: &str = "ANEC_TRUNCATED_FILE";
+
+    /// Reads a mapped file that was truncated, in a process of its own, which ends by it.
+    #[test]
+    fn a_truncated_file_is_named() {
+        if let Some(path) = std::env::var_os(CHILD) {
+            super::report_truncated_files();
+            let other = MappedFile::open(std::path::Path::new(&path).with_extension("other").as_path()).unwrap();
+            let file = MappedFile::open(path.as_ref()).unwrap();
+            std::fs::File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+            assert_eq!(other.bytes()[70_000], 7);
+            println!("{}", file.bytes()[70_000]);
+            return;
+        }
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().join("weights.bin");
+        std::fs::write(&path, vec![7; 100_000]).unwrap();
+        std::fs::write(path.with_extension("other"), vec![7; 100_000]).unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.arg("fault::tests::a_truncated_file_is_named").env(CHILD, &path);
+        let output = child.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(4), "{said}");
+        let expected = format!("error: {}: the file was truncated while it was in use", path.display());
+        assert!(said.contains(&expected) && said.contains("help: "), "{said}");
+    }
+}

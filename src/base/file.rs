@@ -66,7 +66,7 @@ impl Diagnostic for FileError {
 ///
 /// # Errors
 /// If it isn't a regular file, or the system refuses.
-pub(crate) fn open_file(path: &Path) -> Result<(File, u64), FileError> {
+pub fn open_file(path: &Path) -> Result<(File, u64), FileError> {
     let refused = |error: io::Error| FileError::of(path, "open")(error);
     // before it is opened, which blocks for pipes
     let metadata = std::fs::metadata(path).map_err(refused)?;

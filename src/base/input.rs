@@ -33,7 +33,18 @@ pub const MOST_JSON: u64 = 1 << 30;
 /// # Errors
 /// As [`read`], and if the content isn't UTF-8.
 pub fn read_text(path: &Path, most: u64) -> Result<String, FileError> {
-    let bytes = read(path, most)?;
+    utf8(path, read(path, most)?)
+}
+
+/// Reads a regular text file of at most `most` bytes.
+///
+/// # Errors
+/// As [`read_file`], and if the content isn't UTF-8.
+pub fn read_text_file(path: &Path, most: u64) -> Result<String, FileError> {
+    utf8(path, read_file(path, most)?)
+}
+
+fn utf8(path: &Path, bytes: Vec<u8>) -> Result<String, FileError> {
     String::from_utf8(bytes)
         .map_err(|_| FileError::of(path, "read")(io::Error::new(io::ErrorKind::InvalidData, "it isn't UTF-8")))
 }

@@ -12,8 +12,10 @@
 //! assert_eq!(error.fault(), Fault::Source);
 //! ```
 
-#![deny(unsafe_code)] // but for the memory map of `file`
+#![deny(unsafe_code)] // but for memory maps, their signal handler, and the allocator
 
+pub mod allocation;
+pub mod caught;
 pub mod clock;
 pub mod digest;
 pub mod error;
@@ -21,6 +23,8 @@ pub mod fault;
 pub mod file;
 pub mod idle;
 pub mod input;
+pub mod json;
+pub mod listing;
 mod name;
 pub mod output;
 pub mod progress;
@@ -31,7 +35,7 @@ mod skip;
 
 pub use digest::{ContentDigest, hexadecimal};
 pub use error::{Diagnostic, Error, Fault, Result};
-pub use file::{FileError, MappedFile};
+pub use file::{FileError, MappedFile, open_file};
 pub use idle::IdlePool;
 pub use name::path_inside;
 pub use output::OutputFile;
