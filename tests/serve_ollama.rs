@@ -193,7 +193,7 @@ fn errors_have_one_field_and_name_the_problem() {
         (json!({"options": {"mirostat": 2}}), "`mirostat`"),
         (json!({"options": {"repeat_last_n": 64}}), "`repeat_last_n`"),
         (json!({"options": {"temperature": -1}}), "`temperature` is -1"),
-        (json!({"options": {"num_predict": "x"}}), "invalid type"),
+        (json!({"options": {"num_predict": "x"}}), "`options.num_predict`: found \"x\", expected a whole number"),
         (json!({"options": {"num_predict": -3}}), "`num_predict`"),
         (json!({"format": "yaml"}), "`format`"),
         (json!({"think": "deeply"}), "`think`"),

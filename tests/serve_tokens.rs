@@ -58,11 +58,11 @@ fn a_conversation_becomes_a_prompt() {
 fn wrong_requests_are_refused_by_name() {
     let server = server();
     for (path, body, problem) in [
-        ("/tokenize", json!({"content": ["x"]}), "invalid type"),
+        ("/tokenize", json!({"content": ["x"]}), "`content`: found a list, expected a text"),
         ("/tokenize", json!({"text": "x"}), "`content`"),
         ("/tokenize", json!({"content": "x".repeat(150_000)}), "shorten"),
         ("/detokenize", json!({"tokens": [2048]}), "`tokens` has 2048"),
-        ("/detokenize", json!({"tokens": [-1]}), "invalid value"),
+        ("/detokenize", json!({"tokens": [-1]}), "`tokens[0]`: found -1, expected a whole number that isn't negative"),
         ("/apply-template", json!({"messages": []}), "`messages` is empty"),
         ("/apply-template", json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "image_url"),
     ] {

@@ -1,18 +1,22 @@
 //! Parts of a conversation that several APIs have, converted to those of chat templates.
 
+use anec_base::json::read_value;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value as Json, json};
 
 use super::error::ServeError;
+use super::fields::names;
 use super::service::{Service, THINKING_VARIABLES, Thinking};
 
-/// Parses a request.
+/// Parses the fields of a type from a request, which may have others.
 ///
 /// # Errors
 /// If a field is missing or has the wrong type.
-pub(super) fn parse<T: DeserializeOwned>(body: Json) -> Result<T, ServeError> {
-    serde_json::from_value(body)
-        .map_err(|error| ServeError::Invalid { problem: format!("the body: {error}"), field: None })
+pub(super) fn parse<T: DeserializeOwned>(body: &Json) -> Result<T, ServeError> {
+    read_value(body).map_err(|error| {
+        let field = names::<T>().iter().copied().find(|name| error.field() == Some(*name));
+        ServeError::Invalid { problem: error.to_string(), field }
+    })
 }
 
 /// Returns a call of an earlier answer, in the form of chat templates. Arguments are an object, or its JSON as a text.

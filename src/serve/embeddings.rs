@@ -104,7 +104,7 @@ impl Document {
 /// # Errors
 /// If the request is wrong, the model gives no embeddings, or a text is too long.
 pub(super) fn embed(service: &Service, body: Json, client: &Weak<()>) -> Result<Json, ServeError> {
-    let request: EmbeddingRequest = parse(body)?;
+    let request: EmbeddingRequest = parse(&body)?;
     let embedder = Embedder::new(service.model(), None)?;
     if let Some(dimensions) = request.dimensions.filter(|dimensions| *dimensions != embedder.dimension()) {
         let problem = format!("the model's vectors have {} dimensions, not {dimensions}", embedder.dimension());
@@ -139,7 +139,7 @@ pub(super) fn embed(service: &Service, body: Json, client: &Weak<()>) -> Result<
 /// # Errors
 /// If the request is wrong, the model is no reranker, or a pair is too long.
 pub(super) fn rerank(service: &Service, body: Json, client: &Weak<()>) -> Result<Json, ServeError> {
-    let request: RerankRequest = parse(body)?;
+    let request: RerankRequest = parse(&body)?;
     let documents = request.texts.as_ref().unwrap_or(&request.documents);
     let model = service.model();
     match model.bundle().model.sequence_classification().map(|classification| classification.labels.len()) {

@@ -8,6 +8,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use anec_base::listing::limited;
 use anec_base::{Diagnostic, Error, Fault};
 use anec_runtime::RuntimeError;
 
@@ -173,6 +174,11 @@ impl ServeError {
         ServeError::Model { problem: "it panicked; see the log".into() }
     }
 
+    /// Returns the message for clients, of limited length.
+    pub fn message(&self) -> String {
+        limited(&self.to_string()).into_owned()
+    }
+
     /// Returns the HTTP status.
     pub fn status(&self) -> StatusCode {
         match self {
@@ -226,7 +232,7 @@ impl ServeError {
             ServeError::NoModel { .. } => Some("model"),
             _ => None,
         };
-        json!({"error": {"message": self.to_string(), "type": kind, "param": field, "code": code}})
+        json!({"error": {"message": self.message(), "type": kind, "param": field, "code": code}})
     }
 }
 

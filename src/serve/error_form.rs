@@ -32,7 +32,7 @@ pub(super) async fn convert(request: Request, next: Next) -> Response {
 
 /// Returns the body of an error in Ollama's API.
 pub(super) fn ollama(error: &ServeError) -> Json {
-    json!({"error": error.to_string()})
+    json!({"error": error.message()})
 }
 
 /// Returns the body of an error in Anthropic's API.
@@ -48,5 +48,5 @@ pub(super) fn anthropic(error: &ServeError) -> Json {
         status if status.is_server_error() => "api_error",
         _ => "invalid_request_error",
     };
-    json!({"type": "error", "error": {"type": kind, "message": error.to_string()}})
+    json!({"type": "error", "error": {"type": kind, "message": error.message()}})
 }

@@ -4,10 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use anec_base::json::problem;
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+use super::conversation::parse;
 use super::engine::Event;
 use super::error::ServeError;
 use super::fields::names;
@@ -19,18 +21,11 @@ use anec_runtime::chat::{Chat, Message};
 /// Name of the protocol.
 pub const PROTOCOL: &str = "anec-jsonl-v1";
 
-#[derive(Debug, Deserialize)]
-struct Line {
-    #[serde(flatten)]
-    own: LineFields,
-    #[serde(flatten)]
-    parameters: Parameters,
-}
-
-/// Fields that only lines have.
+/// Fields that only lines have, beside the parameters.
 #[derive(Debug, Deserialize)]
 struct LineFields {
     /// Identifier returned with the answer.
+    #[allow(dead_code, reason = "read before the other fields, whose errors need it")]
     id: Option<Json>,
     messages: Option<Vec<Message>>,
     prompt: Option<String>,
@@ -40,6 +35,7 @@ struct LineFields {
     /// Whether the tokens begin a new text; `false` appends them to the previous one.
     reset: Option<bool>,
     /// Whether the text is also sent in parts, each on a line with `delta`.
+    #[allow(dead_code, reason = "checked here, read with the identifier")]
     stream: Option<bool>,
 }
 
@@ -127,7 +123,7 @@ async fn short_answer(service: &Arc<Service>, ids: Vec<u32>, most: u64) -> Strin
         Err(error) => Err(error),
     };
     match text {
-        Err(error) => format!("ERROR: {error}\n"),
+        Err(error) => format!("ERROR: {}\n", error.message()),
         Ok(text) => {
             let ids: Vec<String> = text.ending.generation.ids.iter().map(u32::to_string).collect();
             let timings = text.ending.generation.timings;
@@ -151,16 +147,20 @@ async fn long_answer(
     history: &mut Vec<u32>,
     writer: &mut (impl AsyncWrite + Unpin),
 ) -> std::io::Result<String> {
-    let request: Line = match serde_json::from_slice(&line) {
-        Ok(request) => request,
-        Err(error) => {
-            let error = ServeError::Invalid { problem: format!("the line: {error}"), field: None };
+    let line: Json = match serde_json::from_slice(&line) {
+        Ok(line @ Json::Object(_)) => line,
+        Ok(_) => {
+            let error = ServeError::Invalid { problem: "the line has to be a JSON object".into(), field: None };
             return Ok(failed(None, &error));
         }
+        Err(error) => {
+            let problem = format!("the line isn't JSON: {}", problem(&error));
+            return Ok(failed(None, &ServeError::Invalid { problem, field: None }));
+        }
     };
-    let id = request.own.id.clone();
-    let stream = request.own.stream == Some(true);
-    let asked = match prompt(request, history) {
+    let id = line.get("id").cloned();
+    let stream = line.get("stream") == Some(&Json::Bool(true));
+    let asked = match prompt(&line, history) {
         Ok((prompt, parameters)) => {
             let submission = submission(prompt, parameters);
             service.ask(move |_| Ok((vec![submission], ()))).await
@@ -201,8 +201,8 @@ async fn long_answer(
     })
 }
 
-fn prompt(line: Line, history: &[u32]) -> Result<(RequestPrompt, Parameters), ServeError> {
-    let Line { own: request, parameters } = line;
+fn prompt(line: &Json, history: &[u32]) -> Result<(RequestPrompt, Parameters), ServeError> {
+    let (request, parameters): (LineFields, Parameters) = (parse(line)?, parse(line)?);
     if parameters.n.is_some_and(|n| n != 1) {
         return Err(ServeError::field("n", "a line has one answer: `n` can only be 1"));
     }
@@ -249,7 +249,7 @@ fn answered(id: Option<Json>, text: &Text, times: &Times, length: usize) -> Json
 }
 
 fn failed(id: Option<Json>, error: &ServeError) -> String {
-    let mut answer = json!({"ok": false, "error": error.to_string(), "code": error.body()["error"]["code"]});
+    let mut answer = json!({"ok": false, "error": error.message(), "code": error.body()["error"]["code"]});
     if let Some(id) = id {
         answer["id"] = id;
     }
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_line_has_one_prompt() {
-        let read = |json: Json| prompt(serde_json::from_value(json).unwrap(), &[1, 2]).map(|(prompt, _)| prompt);
+        let read = |json: Json| prompt(&json, &[1, 2]).map(|(prompt, _)| prompt);
         assert!(
             matches!(read(json!({"prompt_ids": [3], "reset": false})), Ok(RequestPrompt::Ids(ids)) if ids == [1, 2, 3])
         );

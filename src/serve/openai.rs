@@ -31,8 +31,6 @@ pub struct ChatRequest {
     functions: Option<Json>,
     add_generation_prompt: Option<bool>,
     continue_final_message: Option<bool>,
-    #[serde(flatten)]
-    common: Common,
 }
 
 /// Body of `POST /v1/completions`.
@@ -47,18 +45,13 @@ pub struct CompletionRequest {
     echo: Option<bool>,
     suffix: Option<String>,
     best_of: Option<u64>,
-    #[serde(flatten)]
-    common: Common,
 }
 
-/// Fields of both kinds of requests.
+/// Fields of both kinds of requests, beside the parameters.
 #[derive(Debug, Deserialize)]
 struct Common {
-    #[serde(default)]
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
-    #[serde(flatten)]
-    parameters: Parameters,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -97,21 +90,22 @@ pub struct AnswerForm {
 /// If a field is wrong or unsupported. Fields that would change the answer are never ignored.
 pub fn read(kind: Kind, body: Json, service: &Service) -> Result<(Vec<Submission>, AnswerForm), ServeError> {
     check_supported(&body)?;
-    let (prompts, logprobs, tools, common, echo) = match kind {
+    let (common, parameters): (Common, Parameters) = (parse(&body)?, parse(&body)?);
+    let (prompts, logprobs, tools, echo) = match kind {
         Kind::Chat => {
-            let request: ChatRequest = parse(body)?;
+            let request: ChatRequest = parse(&body)?;
             let logprobs = request.logprobs()?;
             let (chat, tools) = chat(&request)?;
-            (vec![RequestPrompt::Chat(chat)], logprobs, tools, request.common, false)
+            (vec![RequestPrompt::Chat(chat)], logprobs, tools, false)
         }
         Kind::Completion => {
-            let request: CompletionRequest = parse(body)?;
+            let request: CompletionRequest = parse(&body)?;
             let logprobs = match request.logprobs {
                 Some(count) => Some(within("logprobs", count, 0, MAX_LOGPROBS)? as usize),
                 None => None,
             };
             let echo = request.echo == Some(true);
-            (texts(&request)?, logprobs, None, request.common, echo)
+            (texts(&request)?, logprobs, None, echo)
         }
     };
     if kind == Kind::Chat {
@@ -129,7 +123,7 @@ pub fn read(kind: Kind, body: Json, service: &Service) -> Result<(Vec<Submission
     }
     let submission = |prompt| Submission {
         prompt,
-        parameters: common.parameters.clone(),
+        parameters: parameters.clone(),
         logprobs,
         tools: tools.clone(),
         scored: echo && logprobs.is_some(),
@@ -143,7 +137,7 @@ pub fn read(kind: Kind, body: Json, service: &Service) -> Result<(Vec<Submission
 /// If a field of the conversation is wrong.
 pub(super) fn conversation(body: Json) -> Result<Chat, ServeError> {
     check_supported(&body)?;
-    chat(&parse(body)?).map(|(chat, _)| chat)
+    chat(&parse(&body)?).map(|(chat, _)| chat)
 }
 
 /// Parses the body of a request.
@@ -155,7 +149,7 @@ pub(super) fn object(body: &[u8]) -> Result<Json, ServeError> {
     match serde_json::from_slice(body) {
         Ok(object @ Json::Object(_)) => Ok(object),
         Ok(_) => Err(invalid("the body has to be a JSON object".into())),
-        Err(error) => Err(invalid(format!("the body isn't JSON: {error}"))),
+        Err(error) => Err(invalid(format!("the body isn't JSON: {}", anec_base::json::problem(&error)))),
     }
 }
 

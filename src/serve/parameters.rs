@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 
+use anec_base::input;
+use anec_base::json::problem;
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 
@@ -47,7 +49,7 @@ pub struct Parameters {
 
 /// Strings that end a text.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text, or a list of texts")]
 pub enum Stop {
     /// One string.
     One(String),
@@ -74,7 +76,7 @@ impl Defaults {
     /// Returns the defaults of a bundle.
     pub fn of(bundle: &Bundle, folder: &Path, speculation: usize) -> Self {
         let file = bundle.tokenizer.get("generation_config").map(|file| folder.join(file));
-        let config = file.and_then(|file| std::fs::read(file).ok());
+        let config = file.and_then(|file| input::read_file(&file, input::MOST_JSON).ok());
         let config: Json = config.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
         let number = |key: &str, default: f32| config[key].as_f64().map_or(default, |number| number as f32);
         let samples = config["do_sample"] != json!(false);
@@ -146,9 +148,9 @@ impl Parameters {
     /// If the form has an unknown type, or there are several.
     pub fn grammar(&self) -> Result<Option<(Grammar, bool)>, ServeError> {
         let schema = |field: &'static str, value: &Json| match value {
-            Json::String(text) => serde_json::from_str(text)
-                .map(Grammar::JsonSchema)
-                .map_err(|error| ServeError::field(field, format!("`{field}` is a text that isn't JSON: {error}"))),
+            Json::String(text) => serde_json::from_str(text).map(Grammar::JsonSchema).map_err(|error| {
+                ServeError::field(field, format!("`{field}` is a text that isn't JSON: {}", problem(&error)))
+            }),
             value => Ok(Grammar::JsonSchema(value.clone())),
         };
         let mut forms = Vec::new();

@@ -63,7 +63,7 @@ async fn apply_template(State(app): State<Arc<App>>, request: Request) -> Result
 }
 
 fn tokens(service: &Service, body: Value) -> Result<Value, ServeError> {
-    let TokenizeRequest { content, add_special, parse_special, with_pieces } = parse(body)?;
+    let TokenizeRequest { content, add_special, parse_special, with_pieces } = parse(&body)?;
     let tokenizer = service.tokenizer();
     let ids = tokenizer.check_length(&content, service.context()).and_then(|()| match (add_special, parse_special) {
         (true, true) => tokenizer.encode(&content),
@@ -92,7 +92,7 @@ fn piece(service: &Service, id: u32) -> Value {
 }
 
 fn text(service: &Service, body: Value) -> Result<Value, ServeError> {
-    let DetokenizeRequest { tokens } = parse(body)?;
+    let DetokenizeRequest { tokens } = parse(&body)?;
     let vocab_size = service.model().bundle().model.vocab_size;
     if let Some(token) = tokens.iter().copied().find(|token| u64::from(*token) >= vocab_size) {
         let problem = format!("`tokens` has {token}, but the vocabulary ends at {vocab_size}");

@@ -123,7 +123,7 @@ pub(super) fn prompt(body: Json, service: &Service) -> Result<RequestPrompt, Ser
 impl MessagesRequest {
     fn read(body: Json, service: &Service) -> Result<Self, ServeError> {
         check_fields(&body, &UNSUPPORTED)?;
-        let request: Self = parse(body)?;
+        let request: Self = parse(&body)?;
         service.check_template()?;
         // chat templates leave out earlier thinking in any case
         let edits = request.context_management.as_ref().and_then(|management| management["edits"].as_array());
@@ -292,7 +292,7 @@ fn user_messages(
         }
         let result = match &block["content"] {
             Json::Null => String::new(),
-            content => texts_of(&parse(content.clone())?, "messages")?,
+            content => texts_of(&parse(content)?, "messages")?,
         };
         let mut message = Message::new("tool", &result);
         message.more.insert("tool_call_id".into(), json!(template_id(id)));
@@ -331,7 +331,7 @@ mod tests {
     use super::*;
 
     fn content(blocks: Json) -> Content {
-        parse(blocks).unwrap()
+        parse(&blocks).unwrap()
     }
 
     #[test]

@@ -24,8 +24,6 @@ pub(super) struct AnswerRequest {
 struct ChatRequest {
     messages: Vec<ChatMessage>,
     tools: Option<Vec<Json>>,
-    #[serde(flatten)]
-    common: Common,
 }
 
 /// Body of `POST /api/generate`.
@@ -36,8 +34,6 @@ struct GenerateRequest {
     suffix: Option<String>,
     /// Whether the prompt is continued as it is, without the chat template.
     raw: Option<bool>,
-    #[serde(flatten)]
-    common: Common,
 }
 
 /// Fields of both kinds of requests.
@@ -131,9 +127,10 @@ pub(super) fn only_loads(kind: Kind, body: &Json) -> bool {
 pub(super) fn read(kind: Kind, body: Json, service: &Service) -> Result<AnswerRequest, ServeError> {
     check_fields(&body, &UNSUPPORTED)?;
     check_options(&body, service)?;
+    let common: Common = parse(&body)?;
     match kind {
         Kind::Chat => {
-            let ChatRequest { messages, tools, common } = parse(body)?;
+            let ChatRequest { messages, tools } = parse(&body)?;
             service.check_template()?;
             let offered = tools.unwrap_or_default();
             let tools = Tools::read(&offered, None, None)?;
@@ -141,7 +138,7 @@ pub(super) fn read(kind: Kind, body: Json, service: &Service) -> Result<AnswerRe
             common.request(RequestPrompt::Chat(chat), tools, service)
         }
         Kind::Text => {
-            let GenerateRequest { prompt, system, suffix, raw, common } = parse(body)?;
+            let GenerateRequest { prompt, system, suffix, raw } = parse(&body)?;
             let given = |text: Option<String>| text.filter(|text| !text.is_empty());
             let (system, suffix) = (given(system), given(suffix));
             let raw = raw == Some(true);
@@ -288,7 +285,7 @@ mod tests {
     use super::*;
 
     fn messages(messages: Json) -> Result<Vec<Message>, ServeError> {
-        chat_messages(parse(messages)?)
+        chat_messages(parse(&messages)?)
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Requests of OpenAI's API of responses.
 
+use anec_base::json::read_value;
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
 
@@ -82,7 +83,7 @@ pub(super) fn read(
     conversations: &ConversationStore,
 ) -> Result<AnswerRequest, ServeError> {
     check_fields(&body, &UNSUPPORTED)?;
-    let request: ResponseRequest = parse(body)?;
+    let request: ResponseRequest = parse(&body)?;
     service.check_template()?;
     if request.max_output_tokens.is_some_and(|count| count < 1) {
         return Err(ServeError::field("max_output_tokens", "`max_output_tokens` has to be 1 or more"));
@@ -173,8 +174,8 @@ fn add_item(item: &Json, messages: &mut Vec<Message>) -> Result<(), ServeError> 
     match (text("type").unwrap_or("message"), text("call_id"), text("name")) {
         ("message", ..) => {
             let message = json!({"role": item["role"], "content": item["content"]});
-            let message: Message = serde_json::from_value(message)
-                .map_err(|error| wrong(format!("a message of `input` can't be read: {error}")))?;
+            let message: Message =
+                read_value(&message).map_err(|error| wrong(format!("a message of `input`: {error}")))?;
             match messages.last_mut().filter(|last| message.role == "assistant" && is_reasoning(last)) {
                 Some(reasoning) => reasoning.content = message.content,
                 None => messages.push(message),
@@ -190,8 +191,8 @@ fn add_item(item: &Json, messages: &mut Vec<Message>) -> Result<(), ServeError> 
         }
         ("function_call_output", Some(id), _) => {
             let message = json!({"role": "tool", "content": item["output"], "tool_call_id": id});
-            let mut message: Message = serde_json::from_value(message)
-                .map_err(|error| wrong(format!("an output of a function in `input` can't be read: {error}")))?;
+            let mut message: Message =
+                read_value(&message).map_err(|error| wrong(format!("an output of a function in `input`: {error}")))?;
             let calls =
                 messages.iter().rev().filter_map(|message| message.more.get("tool_calls")?.as_array()).flatten();
             let name = calls.into_iter().find(|call| call["id"] == id).map(|call| call["function"]["name"].clone());
