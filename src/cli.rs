@@ -53,6 +53,7 @@ use std::sync::OnceLock;
 
 use clap::{Parser, Subcommand};
 
+use anec::base::listing::limited;
 use anec::base::{Error, FileError, Result};
 use anec::runtime::constraint::probe;
 use usage::ThreadError;
@@ -239,7 +240,7 @@ fn explain(error: &Error) -> String {
     let mut cause = std::error::Error::source(error.inner());
     while let Some(inner) = cause {
         // many messages end with their cause; don't repeat it
-        let message = inner.to_string();
+        let message = limited(&inner.to_string()).into_owned();
         if !seen.contains(&message) {
             text.push_str(&format!("  caused by: {message}\n"));
         }

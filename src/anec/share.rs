@@ -312,7 +312,7 @@ fn text_of<T: serde::Serialize>(value: &T) -> Vec<u8> {
 fn gates_of(path: &Path, bundle: &Bundle) -> Result<Json> {
     let bytes = input::read(path, MAX_JSON_BYTES)?;
     let wrong = |problem: String| ShareError::Gates { path: path.to_owned(), problem };
-    let json: Json = serde_json::from_slice(&bytes).map_err(|error| wrong(format!("it isn't JSON: {error}")))?;
+    let json: Json = anec_base::json::read(&bytes).map_err(|error| wrong(format!("it isn't JSON: {error}")))?;
     match (json["gates"].is_array(), json["bundle"].as_str()) {
         (true, Some(name)) if name != bundle.name => {
             Err(wrong(format!("the report is of {name}, expected {}", bundle.name)).into())
@@ -329,7 +329,7 @@ fn gates_of(path: &Path, bundle: &Bundle) -> Result<Json> {
 fn bench_of(path: &Path, bundle: &Bundle) -> Result<Json> {
     let bytes = input::read(path, MAX_JSON_BYTES)?;
     let wrong = |problem: String| ShareError::Bench { path: path.to_owned(), problem };
-    let json: Json = serde_json::from_slice(&bytes).map_err(|error| wrong(format!("it isn't JSON: {error}")))?;
+    let json: Json = anec_base::json::read(&bytes).map_err(|error| wrong(format!("it isn't JSON: {error}")))?;
     match (json["tests"].is_array(), json["digest"].as_str()) {
         (true, Some(digest)) if digest == bundle.digest().to_string() => Ok(json),
         (true, Some(_)) => Err(wrong("the result is of a bundle with other files".into()).into()),

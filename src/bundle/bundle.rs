@@ -10,7 +10,7 @@ use crate::{
     BundleError, DraftFunctions, FILE_NAME, FileDigest, FunctionEntry, HostFacts, LedgerTotals, ModelFacts,
     OLDEST_VERSION, PackageEntry, SCHEMA_VERSION, SourceFacts,
 };
-use anec_base::{ContentDigest, input};
+use anec_base::{ContentDigest, input, json};
 use anec_manifest::{Manifest, Transform};
 
 /// Converted model.
@@ -98,7 +98,7 @@ impl Bundle {
         let wrong = |problem: String| BundleError::Content { path: path.clone(), problem };
         let text = input::read_file(&path, input::MOST_JSON)?;
         // check the version first: other versions can have other fields
-        let json: serde_json::Value = serde_json::from_slice(&text).map_err(|e| wrong(format!("not JSON: {e}")))?;
+        let json: serde_json::Value = json::read(&text).map_err(|e| wrong(format!("it isn't JSON: {e}")))?;
         match json.get("schema_version").and_then(serde_json::Value::as_u64) {
             Some(version) if (u64::from(OLDEST_VERSION)..=u64::from(SCHEMA_VERSION)).contains(&version) => {}
             Some(found) => return Err(BundleError::Version { path, found }),
@@ -107,7 +107,7 @@ impl Bundle {
         if let Some((key, number)) = too_large(&json, &mut String::new()) {
             return Err(wrong(format!("`{key}` is {number}, larger than any model has")));
         }
-        let bundle: Bundle = serde_json::from_value(json).map_err(|e| wrong(e.to_string()))?;
+        let bundle: Bundle = json::read_value(&json).map_err(|e| wrong(e.to_string()))?;
         // rewritten files have the current version
         Ok(Bundle { schema_version: SCHEMA_VERSION, ..bundle })
     }

@@ -158,7 +158,7 @@ fn longest(model: &LoadedModel, tokenizer: &Tokenizer) -> u64 {
 
 fn json_schema(file: &Path, model: &LoadedModel, tokenizer: &Tokenizer) -> Result<Constraint> {
     let bytes = read(file, MAX_SCHEMA_BYTES)?;
-    let schema = serde_json::from_slice(&bytes).map_err(|error| {
+    let schema = anec::base::json::read(&bytes).map_err(|error| {
         let problem = format!("{}: it isn't JSON: {error}", file.display());
         UsageError::new(problem, "--json-schema takes a file that holds a JSON Schema")
     })?;

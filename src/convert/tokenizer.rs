@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 use anec_base::input;
+use anec_base::listing::{list, quote};
 
 use serde_json::{Value as Json, json};
 
@@ -223,11 +224,10 @@ fn from_hugging_face(source: &Source, own: &HuggingFaceFiles, vocab_size: u64) -
     }
     templates(source, &mut text)?;
     if !own.chat_templates.is_empty() && text.files.iter().all(|(what, ..)| !what.starts_with("chat_template")) {
-        let names: Vec<&str> = own.chat_templates.keys().map(String::as_str).collect();
         text.notes.push(format!(
             "{}: its chat templates are named {}, and none of them `default`; write one to chat_template.jinja to chat",
             source.name(),
-            names.join(", ")
+            list(own.chat_templates.keys())
         ));
     }
     text.bos_token_id = tokenizer.as_ref().and_then(|tokenizer| added_in_front(tokenizer.get("post_processor")?));
@@ -237,7 +237,7 @@ fn from_hugging_face(source: &Source, own: &HuggingFaceFiles, vocab_size: u64) -
         let place = format!("{}, {name}", source.name());
         ids(value).filter(|ids| !ids.iter().any(|id| *id >= vocab_size)).ok_or_else(|| ConvertError::EndToken {
             place,
-            found: value.to_string(),
+            found: quote(&value.to_string()).into_owned(),
             vocab_size,
         })
     });

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anec_base::{ContentDigest, FileError, MappedFile, Result, clock, input};
+use anec_base::{ContentDigest, FileError, MappedFile, Result, clock, input, json};
 use anec_mil::Content;
 use anec_package::stream::{FilePart, NotWritten, write_parts};
 use anec_package::{PartialFolder, WriteProgress, WrittenFile, check_space};
@@ -173,7 +173,7 @@ impl Content for FileRange {
 
 fn read_metadata(path: &Path) -> Result<AssetMetadata> {
     let text = input::read_text(path, MOST_METADATA)?;
-    let not_json = |e: serde_json::Error| CoreAiError::asset(path, format!("no JSON object: {e}"));
+    let not_json = |e: serde_json::Error| CoreAiError::asset(path, format!("no JSON object: {}", json::problem(&e)));
     let mut fields: Map<String, Json> = serde_json::from_str(&text).map_err(not_json)?;
     let mut take = |key: &str| match fields.remove(key) {
         Some(Json::String(text)) => text,

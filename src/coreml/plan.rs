@@ -5,6 +5,7 @@
 
 mod coremltools;
 
+use anec_base::json;
 use std::fmt;
 use std::path::Path;
 
@@ -178,9 +179,9 @@ impl ComputePlan {
         let text = anec_base::input::read(path, MAX_BYTES)
             .map_err(|e| CoreMlError::plan(path, format!("can't be read: {}", e.error)))?;
         let wrong = |problem: String| CoreMlError::plan(path, problem);
-        let json: serde_json::Value = serde_json::from_slice(&text).map_err(|e| wrong(format!("not JSON: {e}")))?;
+        let json: serde_json::Value = json::read(&text).map_err(|e| wrong(format!("it isn't JSON: {e}")))?;
         if json["format"] == coremltools::FORMAT {
-            let plan: CoremltoolsPlan = serde_json::from_value(json).map_err(|e| wrong(e.to_string()))?;
+            let plan: CoremltoolsPlan = json::read_value(&json).map_err(|e| wrong(e.to_string()))?;
             return plan.into_plan().map_err(wrong);
         }
         // check the version first: other versions can have other fields
@@ -189,7 +190,7 @@ impl ComputePlan {
             Some(version) => return Err(wrong(format!("schema version {version}, expected {SCHEMA_VERSION}"))),
             None => return Err(wrong("no `schema_version`: this is no compute plan".into())),
         }
-        serde_json::from_value(json).map_err(|e| wrong(e.to_string()))
+        json::read_value(&json).map_err(|e| wrong(e.to_string()))
     }
 }
 

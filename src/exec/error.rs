@@ -1,5 +1,6 @@
 //! Errors of the executor.
 
+use anec_base::listing::list;
 use anec_base::{Diagnostic, Error, Fault};
 
 /// Error of compiling or running a function.
@@ -7,7 +8,7 @@ use anec_base::{Diagnostic, Error, Fault};
 #[non_exhaustive]
 pub enum ExecError {
     /// Operators that have no kernel.
-    #[error("function `{function}` uses operators that the executor doesn't have: {}", .operators.join(", "))]
+    #[error("function `{function}` uses operators that the executor doesn't have: {}", list(.operators))]
     Unsupported {
         /// The function.
         function: String,

@@ -1,5 +1,6 @@
 //! Compiling a function to steps over value slots, and running them.
 
+use anec_base::listing::list;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
@@ -425,8 +426,8 @@ impl Executable {
         };
         for (i, (name, _)) in given.iter().enumerate() {
             if !self.inputs.iter().any(|(input, ..)| input == name) {
-                let names: Vec<&str> = self.inputs.iter().map(|(n, ..)| n.as_str()).collect();
-                return Err(wrong(name, format!("there is no such input; the inputs are {}", names.join(", "))));
+                let names = list(self.inputs.iter().map(|(name, ..)| name));
+                return Err(wrong(name, format!("there is no such input; the inputs are {names}")));
             }
             if given[..i].iter().any(|(earlier, _)| earlier == name) {
                 return Err(wrong(name, "it is given twice".into()));

@@ -10,6 +10,7 @@ use strum::IntoEnumIterator;
 
 use super::{Experiment, OutcomeKind, ProbeOutcome, ProbeSize};
 use anec_base::clock::{now, strftime};
+use anec_base::json;
 use anec_base::output::write_file;
 use anec_base::progress::Progress;
 use anec_base::{Diagnostic, Fault, FileError, Result};
@@ -101,7 +102,7 @@ impl ProbeReport {
     pub fn read(path: &Path) -> Result<ProbeReport> {
         let wrong = |problem: String| ProbeError::Report { file: path.display().to_string(), problem };
         let text = anec_base::input::read(path, MAX_BYTES).map_err(|e| wrong(format!("can't be read: {}", e.error)))?;
-        let json: serde_json::Value = serde_json::from_slice(&text).map_err(|e| wrong(format!("not JSON: {e}")))?;
+        let json: serde_json::Value = json::read(&text).map_err(|e| wrong(format!("it isn't JSON: {e}")))?;
         match json.get("schema_version").and_then(serde_json::Value::as_u64) {
             Some(version) if version == u64::from(SCHEMA_VERSION) => {}
             Some(version) => {
@@ -109,7 +110,7 @@ impl ProbeReport {
             }
             None => return Err(wrong("no `schema_version`: this is no report of experiments".into()).into()),
         }
-        Ok(serde_json::from_value(json).map_err(|e| wrong(e.to_string()))?)
+        Ok(json::read_value(&json).map_err(|e| wrong(e.to_string()))?)
     }
 
     fn write(&self, path: &Path) -> Result<()> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anec_base::{input, path_inside};
+use anec_base::{input, json, path_inside};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -73,7 +73,7 @@ impl Manifest {
             return Err(corrupt(format!("{size} bytes are no manifest")));
         }
         let text = input::read_file(&path, MAX_BYTES).map_err(|e| PackageError::unreadable(&path, e.error))?;
-        let manifest: Manifest = serde_json::from_slice(&text).map_err(|e| corrupt(format!("no manifest: {e}")))?;
+        let manifest: Manifest = json::read(&text).map_err(|e| corrupt(format!("no manifest: {e}")))?;
         if manifest.file_format_version.split('.').next() != Some("1") {
             let version = &manifest.file_format_version;
             return Err(corrupt(format!("fileFormatVersion `{version}`, expected {FORMAT_VERSION}")));

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::chat::{Chat, ChatTemplate, Message};
 use super::energy::{Energy, EnergyMeter};
 use super::{GenerationRequest, LoadedModel, RuntimeError, Tokenizer};
+use anec_base::json;
 use anec_base::{ContentDigest, Error, Result, input, resources};
 use anec_coreml::{CoreMl, Engine};
 
@@ -74,7 +75,7 @@ impl SuitePrompt {
     /// If the file can't be read, or isn't such a list.
     pub fn read(path: &Path) -> Result<Vec<Self>> {
         let wrong = |problem: String| RuntimeError::bundle(path, problem);
-        let prompts: Vec<Self> = serde_json::from_slice(&input::read(path, MAX_SUITE)?).map_err(|error| {
+        let prompts: Vec<Self> = json::read(&input::read(path, MAX_SUITE)?).map_err(|error| {
             wrong(format!("{error}; expected a list of prompts, each with `name`, `prompt` and `max_tokens`"))
         })?;
         match prompts.iter().find(|prompt| prompt.prompt.is_empty() || prompt.max_tokens == 0) {

@@ -12,6 +12,7 @@ use super::error::RuntimeError;
 use super::function_pool::{FunctionPool, FunctionWeights, check_limit};
 use super::idle_states::{IdleStates, SequenceStates};
 use anec_base::Result;
+use anec_base::listing::list;
 use anec_bundle::{Bundle, FILE_NAME};
 use anec_exec::{ExecError, ExecOptions, Executable, Precision, SequenceCall, State, Tensor, WeightCache};
 use anec_mil::{Function, Program, SymbolRange, ValueType};
@@ -204,14 +205,13 @@ impl Signature {
         let inputs: BTreeSet<&str> = function.tensor_inputs().map(|value| value.name.as_str()).collect();
         let outputs: BTreeSet<&str> = function.outputs().map(|value| value.name.as_str()).collect();
         let states: BTreeSet<&str> = function.states().map(|value| value.name.as_str()).collect();
-        let own_states = self.states.iter().map(|(name, _)| name.as_str()).collect();
+        let own_states: BTreeSet<&str> = self.states.iter().map(|(name, _)| name.as_str()).collect();
         for (what, named, found) in [
             ("inputs", self.inputs.iter().map(String::as_str).collect(), inputs),
             ("outputs", self.outputs.iter().map(String::as_str).collect(), outputs),
             ("states", own_states, states),
         ] {
             if named != found {
-                let list = |names: BTreeSet<&str>| names.into_iter().collect::<Vec<_>>().join(", ");
                 let (found, named) = (list(found), list(named));
                 return Err(format!(
                     "function `{}` has the {what} {found}, but {FILE_NAME} names {named}",

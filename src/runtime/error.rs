@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anec_base::listing::list;
 use anec_base::{Diagnostic, Fault, FileError};
 use anec_exec::ExecError;
 
@@ -41,7 +42,7 @@ pub enum RuntimeError {
         path: PathBuf,
     },
     /// Folder with several bundles.
-    #[error("the current folder holds {} bundles: {}", names.len(), names.join(", "))]
+    #[error("the current folder holds {} bundles: {}", names.len(), list(names))]
     SeveralBundles {
         /// Folders of the bundles.
         names: Vec<String>,

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use serde_json::Value as Json;
 
+use anec_base::json::problem;
 use anec_base::{ContentDigest, FileError, MappedFile, input};
 
 use super::error::{Result, SourceError};
@@ -108,7 +109,7 @@ pub fn read_json(path: &Path) -> Result<Json> {
         let of_python = without_python_floats(text);
         of_python.and_then(|text| serde_json::from_slice(&text).ok()).ok_or(error)
     });
-    json.map_err(|error| SourceError::file(path, format!("it isn't JSON: {error}")))
+    json.map_err(|error| SourceError::file(path, format!("it isn't JSON: {}", problem(&error))))
 }
 
 /// Replaces Python's spellings of floats that JSON doesn't have. Returns `None` if there are none outside of strings.

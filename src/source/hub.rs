@@ -9,6 +9,7 @@ mod client;
 
 use std::path::{Path, PathBuf};
 
+use anec_base::listing::list;
 use anec_base::{Progress, path_inside};
 
 use super::error::{Result, SourceError};
@@ -166,15 +167,13 @@ fn needed(available: &[String], file: Option<&str>) -> Result<Needed, String> {
                     _ => Err(format!(
                         "the repository has {} ONNX models; name one of them: {}",
                         bundles.len(),
-                        bundles.join(", ")
+                        list(bundles)
                     )),
                 },
                 [model] => Ok(Needed { files: gguf_parts(model), index: None, open: Some(model.clone()) }),
-                _ => Err(format!(
-                    "the repository has {} GGUF models; name one of them: {}",
-                    models.len(),
-                    models.iter().map(|model| model.as_str()).collect::<Vec<_>>().join(", ")
-                )),
+                _ => {
+                    Err(format!("the repository has {} GGUF models; name one of them: {}", models.len(), list(&models)))
+                }
             }
         }
     }

@@ -60,6 +60,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anec_base::listing::list;
 use anec_base::{FileError, Progress};
 
 use serde_json::Value as Json;
@@ -413,8 +414,8 @@ fn only_gguf(folder: &Path) -> Result<Option<PathBuf>> {
     }
     if models.len() > 1 {
         models.sort();
-        let names: Vec<_> = models.iter().filter_map(|path| path.file_name()?.to_str()).collect();
-        let problem = format!("the folder has {} GGUF models: {}", models.len(), names.join(", "));
+        let names = models.iter().filter_map(|path| path.file_name()?.to_str());
+        let problem = format!("the folder has {} GGUF models: {}", models.len(), list(names));
         return Err(SourceError::file(folder, problem).advise("give the path of one of them as the source"));
     }
     Ok(models.pop())

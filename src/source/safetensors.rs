@@ -10,6 +10,7 @@ use serde_json::Value as Json;
 use super::dtype::SourceDtype;
 use super::error::{Result, SourceError};
 use super::tensor::SourceTensor;
+use anec_base::listing::quote;
 use anec_base::{MappedFile, path_inside};
 
 /// File name of the weights of an unsharded model.
@@ -50,14 +51,16 @@ fn damaged(path: &Path, bytes: &[u8], error: SafeTensorError) -> SourceError {
     }
     let problem = match &error {
         InvalidHeader(error) => format!("the header isn't UTF-8: {error}"),
-        InvalidHeaderDeserialization(error) => format!("the header isn't a table of tensors in JSON: {error}"),
+        InvalidHeaderDeserialization(error) => {
+            format!("the header isn't a table of tensors in JSON: {}", anec_base::json::problem(error))
+        }
         HeaderTooLarge => "the file says that its header is larger than 100 MB".into(),
         HeaderTooSmall => format!("the file has {size} bytes, expected at least the 8 of the header's length"),
         InvalidHeaderLength => {
             let announced = bytes.first_chunk().map_or(0, |length| u64::from_le_bytes(*length));
             format!("the file says that its header has {announced} bytes, but ends after {}", size.saturating_sub(8))
         }
-        InvalidOffset(name) => format!("tensor `{name}` doesn't begin where the one before it ends"),
+        InvalidOffset(name) => format!("tensor `{}` doesn't begin where the one before it ends", quote(name)),
         TensorInvalidInfo => "a tensor's shape and type don't take the bytes that the header gives it".into(),
         MetadataIncompleteBuffer => format!("the file has {size} bytes, which isn't where its last tensor ends"),
         ValidationOverflow => "the size of a tensor overflows".into(),

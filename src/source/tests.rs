@@ -313,6 +313,10 @@ fn the_parts_of_a_split_model_must_belong_together() {
     let wrong_number = folder.path().join("model-00004-of-00003.gguf");
     fs::copy(&path, &wrong_number).unwrap();
     assert!(refusal(&wrong_number).contains("the name says part 4 of 3"));
+    let many = folder.path().join("model-00001-of-65535.gguf");
+    fs::copy(&path, &many).unwrap();
+    let message = refusal(&many);
+    assert!(message.contains("are missing: 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 65524 more"), "{message}");
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod description;
 mod host;
 mod weights;
 
+use anec_base::listing::list;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::path::Path;
@@ -261,7 +262,7 @@ fn signatures(functions: &[&FunctionEntry], package: &Package) -> Vec<String> {
 fn names<'a>(listed: impl Iterator<Item = &'a String>, found: impl Iterator<Item = &'a Value>) -> Option<String> {
     let listed: Vec<&str> = listed.map(String::as_str).collect();
     let found: Vec<&str> = found.map(|value| value.name.as_str()).collect();
-    (listed != found).then(|| format!("{}, expected {}", found.join(", "), listed.join(", ")))
+    (listed != found).then(|| format!("{}, expected {}", list(found), list(listed)))
 }
 
 /// Infers all types at every number of tokens; inputs and outputs must match the bundle's.

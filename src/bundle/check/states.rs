@@ -1,5 +1,6 @@
 //! Checks of states over all functions: which functions share which states.
 
+use anec_base::listing::list;
 use std::collections::BTreeMap;
 
 use super::in_function;
@@ -26,11 +27,8 @@ pub(super) fn problems(functions: &[FunctionEntry]) -> Vec<String> {
                 && a.iter().all(|a| b.iter().any(|b| (a.id, a.role, &a.shape) == (b.id, b.role, &b.shape)))
         };
         if !same(&kept, &given) {
-            let list = |states: &[NamedState<'_>]| -> String {
-                let states: Vec<String> =
-                    states.iter().map(|state| format!("{} {:?}", state.id, state.shape)).collect();
-                if states.is_empty() { "none".into() } else { states.join(", ") }
-            };
+            let list =
+                |states: &[NamedState<'_>]| list(states.iter().map(|state| format!("{} {:?}", state.id, state.shape)));
             let problem =
                 format!("it gives back other states than it takes: takes {}, gives {}", list(&kept), list(&given));
             problems.push(in_function(entry, problem));

@@ -9,6 +9,7 @@ use crate::constant::Constant;
 use crate::ir::{Argument, Binding, Block, Function, Op, Program, SymbolRange, Value, ValueId};
 use crate::types::{Dim, Opset, Symbol, ValueType};
 use anec_base::Result;
+use anec_base::listing::list;
 
 /// Decodes a program. `dimensions` holds the known dimensions of the functions' inputs, by function. Any other
 /// unknown dimension becomes the symbol `{input}_{axis}` with sizes from 1.
@@ -71,8 +72,8 @@ impl<'a> Decoder<'a> {
         let opset = Opset::from_name(&function.opset)
             .ok_or_else(|| self.error(format!("opset `{}` is not known", function.opset)))?;
         let block = function.block_specializations.get(&function.opset).ok_or_else(|| {
-            let found: Vec<&str> = function.block_specializations.keys().map(String::as_str).collect();
-            self.error(format!("no block for opset {}, only for [{}]", function.opset, found.join(", ")))
+            let found = list(function.block_specializations.keys());
+            self.error(format!("no block for opset {}, only for [{found}]", function.opset))
         })?;
         if !function.attributes.is_empty() {
             return Err(self.error("a function has attributes, none are known"));

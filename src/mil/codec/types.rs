@@ -4,6 +4,7 @@
 //! ([`ValueType::Opaque`]). The text contains the whole type, so that it can be written again:
 //! `list<string, 3>`, `dict<int64, fp32>`, `tuple<fp16, tensor<fp8e4m3fn, [2, ?]>>`, `tensor<fp16, [...]>`.
 
+use anec_base::listing::list;
 use coreml_proto::mil_spec::{self as proto, dimension, value_type};
 
 use crate::types::{DataType, Dim, TensorType, ValueType};
@@ -128,8 +129,7 @@ fn plain_tensor(kind: &value_type::Type) -> Result<Option<TensorType>, String> {
 /// Dimensions of a tensor; `None` if its rank isn't fixed.
 fn fixed_rank(tensor: &proto::TensorType) -> Result<Option<Vec<Dim>>, String> {
     if !tensor.attributes.is_empty() {
-        let names: Vec<&str> = tensor.attributes.keys().map(String::as_str).collect();
-        return Err(format!("a tensor type has attributes ({}), none are known", names.join(", ")));
+        return Err(format!("a tensor type has attributes ({}), none are known", list(tensor.attributes.keys())));
     }
     let mut shape = Vec::with_capacity(tensor.dimensions.len());
     for dim in &tensor.dimensions {

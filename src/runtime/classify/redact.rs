@@ -18,6 +18,7 @@ use crate::forward::Hidden;
 use crate::model::LoadedModel;
 use crate::tokenizer::{TokenEntry, Tokenizer};
 use anec_base::Result;
+use anec_base::listing::list;
 
 /// Approximate size of a tokenized block in bytes.
 const BLOCK: usize = 1 << 14;
@@ -91,7 +92,7 @@ impl Redactor {
         let windows = Windows::new(model, window, Hidden::No)?;
         let scheme = Arc::new(Scheme::of(model)?);
         if let Some(unknown) = kinds.iter().find(|kind| !scheme.kinds().contains(kind)) {
-            let problem = format!("the model has no spans `{unknown}`; it has {}", scheme.kinds().join(", "));
+            let problem = format!("the model has no spans `{unknown}`; it has {}", list(scheme.kinds()));
             return Err(RuntimeError::Labels { problem }.into());
         }
         let tokenizer = Arc::new(Tokenizer::of(model.bundle(), model.folder())?);

@@ -1,5 +1,6 @@
 //! Models in several files, named `…-00001-of-000NN.gguf`.
 
+use anec_base::listing::list;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -37,13 +38,11 @@ pub fn paths(path: &Path) -> Result<Vec<PathBuf>> {
     }
     let part = |number| path.with_file_name(format!("{prefix}-{number:05}-of-{count:05}.gguf"));
     let paths: Vec<PathBuf> = (1..=count).map(part).collect();
-    let missing: Vec<String> =
-        (1..).zip(&paths).filter(|(_, path)| !path.exists()).map(|(n, _)| n.to_string()).collect();
+    let missing: Vec<u64> = (1..).zip(&paths).filter(|(_, path)| !path.exists()).map(|(number, _)| number).collect();
     if missing.is_empty() {
         return Ok(paths);
     }
-    let problem =
-        format!("the name says part {number} of {count}, but beside it these are missing: {}", missing.join(", "));
+    let problem = format!("the name says part {number} of {count}, but beside it these are missing: {}", list(missing));
     let advice = "put all parts into one folder, under the names they were published with";
     Err(SourceError::file(path, problem).advise(advice))
 }

@@ -10,6 +10,7 @@ use super::network::{Constant, Network};
 use super::projection::Projection;
 use super::stream::Stream;
 use crate::error::{Result, SourceError};
+use anec_base::listing::list;
 
 /// Maximum number of layers.
 const MOST_LAYERS: usize = 4096;
@@ -95,7 +96,7 @@ impl Network {
     /// Returns an error that names the operation if something on the way isn't understood.
     pub fn decoder(&self, logits: &str, input_ids: &str) -> Result<(OnnxDecoder, Weights)> {
         if !self.graph().outputs.iter().any(|output| output == logits) {
-            let problem = format!("the graph has no output `{logits}`; it has {}", self.graph().outputs.join(", "));
+            let problem = format!("the graph has no output `{logits}`; it has {}", list(&self.graph().outputs));
             return Err(SourceError::file(self.path(), problem).advise("give the model's decoder, with its LM head"));
         }
         let (value, logits_multiplier) = self.behind_factors(logits)?;

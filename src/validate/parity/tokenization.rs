@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::golden::{Golden, GoldenError};
 use crate::verdict::{Check, listed};
 use anec_base::Result;
+use anec_base::json::{self, JsonError};
 use anec_bundle::Bundle;
 use anec_runtime::Tokenizer;
 use anec_runtime::chat::{Chat, ChatTemplate, Message};
@@ -157,11 +158,11 @@ fn chat_check(
 }
 
 fn record_of<T: serde::de::DeserializeOwned>(golden: &Golden, key: &str) -> Result<Option<T>> {
-    let wrong = |error: serde_json::Error| GoldenError {
+    let wrong = |error: JsonError| GoldenError {
         path: "of the parity gate".into(),
         problem: format!("its metadata `{key}`: {error}"),
     };
-    Ok(golden.metadata.get(key).map(|text| serde_json::from_str(text).map_err(wrong)).transpose()?)
+    Ok(golden.metadata.get(key).map(|text| json::read(text.as_bytes()).map_err(wrong)).transpose()?)
 }
 
 /// First token that differs.
