@@ -19,7 +19,7 @@ use zip::{CompressionMethod, DateTime, System, ZipWriter};
 use super::PackageError;
 use super::files::{PartialFolder, check_space};
 use anec_base::output::is_partial_name;
-use anec_base::{FileError, OutputFile, path_inside};
+use anec_base::{FileError, OutputFile, open_file, path_inside};
 
 /// Extensions of files that are stored uncompressed, because their numbers don't compress.
 const STORED: [&str; 5] = ["bin", "safetensors", "gguf", "npz", "zip"];
@@ -88,8 +88,7 @@ pub fn pack(folder: &Path, archive: &Path, replace: bool, progress: &dyn Fn(u64)
         }
         let path = folder.join(&name);
         let unreadable = |e| PackageError::unreadable(&path, e);
-        let mut file = File::open(&path).map_err(unreadable)?;
-        let size = file.metadata().map_err(unreadable)?.len();
+        let (mut file, size) = open_file(&path).map_err(|e| unreadable(e.error))?;
         let stored = path.extension().is_some_and(|e| STORED.iter().any(|s| e == *s));
         let method = if stored { CompressionMethod::Stored } else { CompressionMethod::Deflated };
         // deflating may slightly enlarge incompressible data
@@ -194,8 +193,7 @@ pub fn unpack(
     limits: &UnpackLimits,
     progress: &dyn Fn(u64),
 ) -> Result<Archived, PackageError> {
-    let file = File::open(archive).map_err(|e| PackageError::unreadable(archive, e))?;
-    let archive_bytes = file.metadata().map_err(|e| PackageError::unreadable(archive, e))?.len();
+    let (file, archive_bytes) = open_file(archive).map_err(|e| PackageError::unreadable(archive, e.error))?;
     let corrupt = |problem: String| PackageError::corrupt(archive, problem);
     let mut zip = ZipArchive::new(BufReader::new(file)).map_err(|e| corrupt(format!("no zip archive: {e}")))?;
     if zip.len() > limits.entries {

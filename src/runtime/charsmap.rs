@@ -1,10 +1,26 @@
 //! Check of SentencePiece's character table in untrusted tokenizers: a double array (Aoe 1989, in darts-clone's format)
-//! and the texts that it points to. The library that uses the table doesn't check it; a pointer out of the table would
-//! abort the program.
+//! and the texts that it points to. The library that reads the table doesn't check it: a pointer out of the table would
+//! abort the program, and its announced size is allocated at once.
 
+use anec_base::json::read;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
 use serde_json::Value as Json;
+
+/// Checks the character tables of a `tokenizer.json`, before a library reads them.
+///
+/// # Errors
+/// If it isn't JSON of this form, or a table points out of itself.
+pub(super) fn check_file(bytes: &[u8]) -> Result<(), String> {
+    #[derive(Deserialize)]
+    struct Steps {
+        #[serde(default)]
+        normalizer: Json,
+    }
+    let steps: Steps = read(bytes).map_err(|error| format!("it isn't a tokenizer: {error}"))?;
+    check(&steps.normalizer)
+}
 
 /// Checks the character tables of a normalizer.
 ///
@@ -89,6 +105,13 @@ mod tests {
         assert!(refused(256 ^ 0x61 ^ 1, 1 << 31 | 1).contains("leads to no text"), "in the middle of a character");
         let short = json!({"precompiled_charsmap": STANDARD.encode([9, 0, 0, 0, 1])});
         assert!(check(&short).unwrap_err().contains("shorter than it says"));
+        // a size of 4 GiB, which the library would allocate
+        let large = json!({"type": "Precompiled", "precompiled_charsmap": STANDARD.encode([0xFC, 0xFF, 0xFF, 0xFF, 0, 0])});
+        let twice = format!("{{\"normalizer\": null, \"normalizer\": {large}}}");
+        for file in [json!({"normalizer": {"normalizers": [large]}}).to_string(), twice] {
+            assert!(check_file(file.as_bytes()).is_err(), "{file}");
+        }
+        assert_eq!(check_file(b"{\"model\": {}}"), Ok(()));
         // accepted tables are looked up without harm; refused ones would panic
         let normalizer = |json: Json| serde_json::from_value::<tokenizers::NormalizerWrapper>(json).unwrap();
         let normalized = |json: Json| {

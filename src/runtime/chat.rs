@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use anec_base::{FileError, input};
+use anec_base::input;
+use anec_base::json::problem;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value as Json, json};
@@ -137,6 +138,8 @@ pub struct ChatTemplate {
 
 /// Text whose presence in a rendering shows that a template uses a value.
 const PROBE: &str = "anec_probe";
+/// Maximum size of a template's file in bytes.
+const MAX_TEMPLATE: u64 = 16 << 20;
 /// Maximum number of messages that are checked for being left out.
 const MAX_CHECKED: usize = 16;
 
@@ -148,7 +151,7 @@ impl ChatTemplate {
     pub fn of(bundle: &Bundle, folder: &Path, tokenizer: &Tokenizer) -> Result<Self, RuntimeError> {
         let read = |what: &str| -> Result<Option<String>, RuntimeError> {
             let path = bundle.tokenizer.get(what).map(|file| folder.join(file));
-            let read = |path: PathBuf| std::fs::read_to_string(&path).map_err(FileError::of(&path, "read"));
+            let read = |path: PathBuf| input::read_text_file(&path, MAX_TEMPLATE);
             Ok(path.map(read).transpose()?)
         };
         let Some(source) = read("chat_template")? else {
@@ -360,7 +363,8 @@ fn named_token(value: &Json) -> Option<String> {
 
 fn read_json(path: &Path) -> Result<Json, RuntimeError> {
     let bytes = input::read_file(path, input::MOST_JSON)?;
-    serde_json::from_slice(&bytes).map_err(|error| RuntimeError::bundle(path, format!("it isn't JSON: {error}")))
+    serde_json::from_slice(&bytes)
+        .map_err(|error| RuntimeError::bundle(path, format!("it isn't JSON: {}", problem(&error))))
 }
 
 #[cfg(test)]

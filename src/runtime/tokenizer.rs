@@ -5,12 +5,12 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use anec_base::FileError;
+use anec_base::input;
 
 use super::bpe;
 use super::encoded_text::EncodedText;
 use super::error::RuntimeError;
-use super::{growth, trial};
+use super::{charsmap, growth, trial};
 use anec_bundle::Bundle;
 
 /// Minimum of the assumed length of the longest token in bytes.
@@ -61,7 +61,7 @@ impl Tokenizer {
     /// # Errors
     /// If it can't be read, or a step is unsafe or multiplies the length of a text.
     pub fn open(path: &Path) -> Result<Self, RuntimeError> {
-        let bytes = std::fs::read(path).map_err(FileError::of(path, "read"))?;
+        let bytes = input::read_file(path, input::MOST_JSON)?;
         Self::from_bytes(path, &bytes)
     }
 
@@ -71,6 +71,7 @@ impl Tokenizer {
     /// # Errors
     /// If a step can't be built, or is unsafe or multiplies the length of a text.
     pub fn check_steps(path: &Path, bytes: &[u8]) -> Result<(), RuntimeError> {
+        charsmap::check_file(bytes).map_err(|problem| RuntimeError::bundle(path, problem))?;
         let steps = trial::guarded(|| Ok(serde_json::from_slice::<bpe::Steps>(bytes)?));
         let steps = steps.map_err(|error| RuntimeError::bundle(path, format!("it isn't a tokenizer: {error}")))?;
         let growth = growth::check(steps.normalizer.as_ref(), steps.pre_tokenizer.as_ref(), steps.decoder.as_ref());
@@ -89,6 +90,7 @@ impl Tokenizer {
     pub fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Self, RuntimeError> {
         let error = |error: tokenizers::Error| RuntimeError::bundle(path, format!("it isn't a tokenizer: {error}"));
         let wrong = |problem: String| RuntimeError::bundle(path, problem);
+        charsmap::check_file(bytes).map_err(wrong)?;
         let read = || match bpe::read(bytes) {
             Some(tokenizer) => Ok(tokenizer),
             None => tokenizers::Tokenizer::from_bytes(bytes),

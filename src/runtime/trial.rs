@@ -1,8 +1,9 @@
 //! Trial of a tokenizer of a stranger: the tokenizers crate panics at some files that can be written down, and would
 //! need gigabytes for others.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
+use anec_base::caught::caught;
+use anec_base::json::problem;
+use anec_base::listing::quote;
 use serde::Serialize;
 use serde_json::Value as Json;
 use tokenizers::{
@@ -21,10 +22,13 @@ const TOKENS: [&str; 8] = ["a", "", "▁b", "##c", "<0x41>", "Ġd", "e</w>", "�
 
 /// Runs code of the crate; a panic becomes an error.
 pub(super) fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("it can't be used: a step of it panics".to_owned()),
+    match caught(work) {
+        Some(Ok(value)) => Ok(value),
+        Some(Err(error)) => Err(match error.downcast_ref() {
+            Some(error) => problem(error),
+            None => quote(&error.to_string()).into_owned(),
+        }),
+        None => Err("it can't be used: a step of it panics".to_owned()),
     }
 }
 
@@ -34,9 +38,8 @@ pub(super) fn steps(
     pre_tokenizer: Option<&PreTokenizerWrapper>,
     decoder: Option<&DecoderWrapper>,
 ) -> Result<(), String> {
-    let tried = |what: &str, work: &mut dyn FnMut()| match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(()) => Ok(()),
-        Err(_) => Err(format!("its {what} can't be used: it panics at a text")),
+    let tried = |what: &str, work: &mut dyn FnMut()| {
+        caught(work).ok_or_else(|| format!("its {what} can't be used: it panics at a text"))
     };
     for text in TEXTS {
         let mut normalized = NormalizedString::from(text);

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use anec_advice::forecast::ForecastFinding;
-use anec_base::ContentDigest;
+use anec_base::{ContentDigest, input};
 use anec_convert::report;
 use anec_coreml::plan::Device;
 use anec_package::Package;
@@ -232,7 +232,7 @@ impl PackageFacts {
 impl GatesReport {
     /// Adds the quantization loss from the conversion report in `folder`, if there is one.
     pub fn add_quantization(&mut self, folder: &Path) {
-        let text = std::fs::read(folder.join(report::FILE_NAME)).unwrap_or_default();
+        let text = input::read_file(&folder.join(report::FILE_NAME), input::MOST_JSON).unwrap_or_default();
         let Ok(conversion) = serde_json::from_slice::<report::ConvertReport>(&text) else { return };
         for facts in &mut self.packages {
             let own = conversion.packages.iter().filter(|package| package.package == facts.package);

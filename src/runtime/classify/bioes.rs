@@ -8,7 +8,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anec_base::FileError;
+use anec_base::input;
 
 use serde_json::Value as Json;
 
@@ -151,9 +151,10 @@ impl Biases {
     /// # Errors
     /// If the file can't be read, or lacks the operating point or one of its six biases.
     pub fn read(path: &Path, operating_point: &str) -> Result<Self, RuntimeError> {
-        let bytes = std::fs::read(path).map_err(FileError::of(path, "read"))?;
-        let json: Json = serde_json::from_slice(&bytes)
-            .map_err(|error| RuntimeError::bundle(path, format!("it isn't JSON: {error}")))?;
+        let bytes = input::read_file(path, input::MOST_JSON)?;
+        let json: Json = serde_json::from_slice(&bytes).map_err(|error| {
+            RuntimeError::bundle(path, format!("it isn't JSON: {}", anec_base::json::problem(&error)))
+        })?;
         let biases = &json["operating_points"][operating_point]["biases"];
         let bias = |name: &str| {
             let found = biases[format!("transition_bias_{name}")].as_f64().filter(|bias| bias.is_finite());

@@ -7,6 +7,7 @@ use serde_json::Value as Json;
 
 use super::{files, text};
 use crate::verdict::{Check, listed};
+use anec_base::input;
 use anec_bundle::{Bundle, FunctionEntry, PackageEntry, PortRole, Stage, StatePort, StateRole, Task};
 use anec_mil::Function;
 use anec_package::Package;
@@ -171,7 +172,7 @@ fn ends(bundle: &Bundle, folder: &Path) -> Vec<String> {
     let mut problems: Vec<String> = beyond.collect();
     let read = |what: &str| -> Option<Json> {
         let name = bundle.tokenizer.get(what)?;
-        serde_json::from_slice(&std::fs::read(folder.join(name)).ok()?).ok()
+        serde_json::from_slice(&input::read_file(&folder.join(name), input::MOST_JSON).ok()?).ok()
     };
     let of_config = read("generation_config").map(|config| match &config["eos_token_id"] {
         Json::Array(list) => list.iter().filter_map(Json::as_u64).collect(),
