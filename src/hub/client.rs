@@ -129,7 +129,8 @@ impl Hub {
     }
 
     fn not_json(&self, what: &str, error: &serde_json::Error) -> HubError {
-        let problem = format!("the answer isn't JSON of the hub's API: {}", self.quoted(&error.to_string()));
+        let problem =
+            format!("the answer isn't JSON of the hub's API: {}", self.quoted(&anec_base::json::problem(error)));
         HubError::Answer { what: what.to_owned(), problem }
     }
 

@@ -1,7 +1,9 @@
 //! Tests against a local hub that disconnects, corrupts and splits its answers.
 
+use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use anec_base::{Diagnostic, Fault, Progress, ProgressEvent};
 use anec_testing::hub::{FakeHub, HubBehavior};
@@ -170,6 +172,79 @@ fn answers_that_no_hub_gives_are_refused() {
     assert!(hub.repository("o/m", "v9").unwrap_err().is_absence());
     let nobody = Hub::new("http://127.0.0.1:9", None).repository("o/m", "main").unwrap_err();
     assert!(nobody.is_silence() && nobody.fault() == Fault::Platform);
+}
+
+/// Answers every request with a status and a body, as fast as `pause` lets each part go.
+fn hub_that_says(status: &str, body: &str, pause: Option<Duration>) -> Hub {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let answer = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len());
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut head = [0; 4096];
+            let _ = stream.read(&mut head);
+            let parts = answer.as_bytes().chunks(if pause.is_some() { 1 } else { answer.len() });
+            for part in parts {
+                if stream.write_all(part).is_err() {
+                    break;
+                }
+                pause.iter().for_each(|pause| std::thread::sleep(*pause));
+            }
+        }
+    });
+    Hub::new(&endpoint, Some("hf_secret".into()))
+}
+
+#[test]
+fn listings_of_strangers_are_bounded() {
+    let commit = "0123456789abcdef0123456789abcdef01234567";
+    let listing = |files: &str| format!("{{\"sha\": \"{commit}\", \"siblings\": [{files}]}}");
+    let lfs = |size: &str| {
+        let digest = "a".repeat(64);
+        format!("{{\"rfilename\": \"w\", \"lfs\": {{\"sha256\": \"{digest}\", \"size\": {size}}}}}")
+    };
+    let blob = |size: &str| format!("{{\"rfilename\": \"w\", \"size\": {size}, \"blobId\": \"{commit}\"}}");
+    let ask = |body: &str| hub_that_says("200 OK", body, None).repository("o/m", "main");
+    assert_eq!(ask(&listing(&lfs("5"))).unwrap().files[0].size, 5);
+    // sizes of which no sum of two fits, and others that are no sizes
+    let sizes = ["9223372036854775808", "18446744073709551615", "1125899906842625", "-1", "1e30", "\"5\"", "null"];
+    for size in sizes {
+        for file in [lfs(size), blob(size)] {
+            let error = ask(&listing(&file)).unwrap_err();
+            assert!(matches!(error, HubError::Answer { .. }), "{size}: {error}");
+        }
+    }
+    // more files than any repository has, and more bytes than any listing
+    let many = vec!["{}"; 200_001].join(",");
+    assert!(ask(&listing(&many)).unwrap_err().to_string().contains("it lists more than 200000 files"));
+    let long = format!("[{}]", " ".repeat(65 << 20));
+    assert!(ask(&long).unwrap_err().to_string().contains("limit"));
+    assert!(ask(&"[".repeat(100_000)).unwrap_err().to_string().contains("isn't JSON"));
+}
+
+#[test]
+fn a_token_that_a_hub_echoes_is_no_part_of_an_error() {
+    for (status, body) in [
+        ("500 Oh", "{\"error\": \"no rights for hf_secret\"}"),
+        ("200 OK", "{\"sha\": \"x\", \"siblings\": [{\"rfilename\": \"../hf_secret\"}]}"),
+        ("200 OK", "{\"sha\": {\"hf_secret\": 1}}"),
+        ("200 OK", "hf_secret"),
+        ("400 Bad", "hf_secret"),
+    ] {
+        let error = hub_that_says(status, body, None).repository("o/m", "main").unwrap_err().to_string();
+        assert!(!error.contains("hf_secret") && error.len() < 400, "{error}");
+    }
+}
+
+/// Total time of an answer, as the client has for listings: a byte from time to time doesn't prolong it.
+#[test]
+fn an_answer_of_a_byte_at_a_time_ends() {
+    let hub = hub_that_says("200 OK", &" ".repeat(10_000), Some(Duration::from_millis(20)));
+    let start = std::time::Instant::now();
+    let url = format!("{}/api/models/o/m", hub.endpoint());
+    let mut response = hub.get(&url, None, Some(Duration::from_secs(1))).unwrap();
+    assert!(response.body_mut().read_to_vec().is_err());
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
 }
 
 /// The hub's own client works with the double as with a hub, and with our cache.

@@ -1,10 +1,9 @@
 //! Upload of files: the hub decides which go through Git LFS and which it has already; one commit contains all.
 
-use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::PathBuf;
 
-use anec_base::{FileError, Progress};
+use anec_base::{FileError, Progress, open_file};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value as Json, json};
@@ -81,7 +80,7 @@ impl UploadContent {
     fn read(&self, first: u64, most: u64) -> Result<Box<dyn Read>> {
         match self {
             UploadContent::File { path, .. } => {
-                let mut file = File::open(path).map_err(FileError::of(path, "open"))?;
+                let (mut file, _) = open_file(path)?;
                 file.seek(SeekFrom::Start(first)).map_err(FileError::of(path, "read"))?;
                 Ok(Box::new(file.take(most)))
             }
