@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
+use anec_base::listing::{limited, quote};
 use serde_json::Value as Json;
 use serde_yaml::{MessageFormatter, RenderOptions, UserMessageFormatter};
 
@@ -107,9 +108,23 @@ fn parse<T: serde::de::DeserializeOwned>(text: &str, origin: &str) -> Result<T, 
     options.source_name = Some(origin);
     serde_yaml::from_str(text).map_err(|e| ManifestError::Syntax {
         origin: origin.to_owned(),
-        message: e.render_with_options(options).trim_start_matches("error: ").to_owned(),
+        message: concise(&e.render_with_options(options)),
         suggestion: suggestion(&e),
     })
+}
+
+/// Returns a rendered error without its first word, and without the message below the line of the manifest, which is
+/// above it already.
+fn concise(rendered: &str) -> String {
+    let mut lines = rendered.trim_start_matches("error: ").lines();
+    let mut text = lines.next().unwrap_or_default().to_owned();
+    for line in lines {
+        let below = line.split_once("| ").is_some_and(|(_, rest)| rest.trim_start().starts_with('^'));
+        let end = if below { line.rfind('^').map_or(line.len(), |at| line[..=at].len()) } else { line.len() };
+        text.push('\n');
+        text.push_str(&line[..end]);
+    }
+    limited(&text).into_owned()
 }
 
 /// Returns the key or value that the user may have meant.
@@ -169,14 +184,7 @@ fn typed(tree: &Json, given: &str) -> Result<Manifest, ManifestError> {
 
 /// Message of an error without location or snippet.
 fn without_location(error: &serde_yaml::Error) -> String {
-    let list = |names: &[&str]| names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     match error.without_snippet() {
-        serde_yaml::Error::SerdeUnknownField { field, expected, .. } => {
-            format!("unknown key `{field}`, expected one of {}", list(expected))
-        }
-        serde_yaml::Error::SerdeUnknownVariant { variant, expected, .. } => {
-            format!("unknown value `{variant}`, expected one of {}", list(expected))
-        }
         serde_yaml::Error::SerdeInvalidType { unexpected, expected, .. }
         | serde_yaml::Error::SerdeInvalidValue { unexpected, expected, .. } => {
             format!("found {unexpected}, expected {expected}")
@@ -207,7 +215,15 @@ impl MessageFormatter for PlainFormatter {
         match error.without_snippet() {
             serde_yaml::Error::Budget { .. } => "it is too large for a manifest, or nested too deep".into(),
             serde_yaml::Error::MultipleDocuments { .. } => "it has several documents, expected one".into(),
-            serde_yaml::Error::DuplicateMappingKey { key: Some(key), .. } => format!("`{key}` is there twice").into(),
+            serde_yaml::Error::DuplicateMappingKey { key: Some(key), .. } => {
+                format!("`{}` is there twice", quote(key)).into()
+            }
+            serde_yaml::Error::SerdeUnknownField { field, expected, .. } => {
+                format!("unknown key `{}`, expected one of {}", quote(field), expected.join(", ")).into()
+            }
+            serde_yaml::Error::SerdeUnknownVariant { variant, expected, .. } => {
+                format!("unknown value `{}`, expected one of {}", quote(variant), expected.join(", ")).into()
+            }
             serde_yaml::Error::DuplicateMappingKey { key: None, .. } => "a key is there twice".into(),
             _ => {
                 let text = UserMessageFormatter.format_message(error);
@@ -330,8 +346,14 @@ quant:
         let error = read("context: 64\nquant:\n  granularty: per_channel\n", &[]).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("test.yaml") && text.contains("granularty") && text.contains('3'), "{text}");
+        assert_eq!(text.matches("row_scale").count(), 1, "known keys are listed once: {text}");
         assert_eq!(error.help().as_deref(), Some("did you mean `granularity`?"));
         assert_eq!(error.fault().exit_code(), 2);
+        let long = "x".repeat(100_000);
+        for text in [format!("{long}: 1"), format!("quant: {{ weights: {long} }}"), format!("context: [{long}]")] {
+            let error = read(&text, &[]).unwrap_err().to_string();
+            assert!(error.len() < 5000, "{} bytes", error.len());
+        }
     }
 
     #[test]
