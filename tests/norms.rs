@@ -26,6 +26,10 @@ fn rows(scale: f64) -> Vec<Vec<f32>> {
 
 /// Norms of the rows by an emitted function, in f32.
 fn by_graph(form: NormForm, norm: &Norm, rows: &[Vec<f32>]) -> Result<Vec<Vec<f32>>> {
+    by_graph_in(Precision::F32, form, norm, rows)
+}
+
+fn by_graph_in(precision: Precision, form: NormForm, norm: &Norm, rows: &[Vec<f32>]) -> Result<Vec<Vec<f32>>> {
     let form = LoweringOptions { norm: form, ..FORM };
     let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
     let (width, tokens) = (WIDTH as u64, rows.len() as u64);
@@ -35,8 +39,7 @@ fn by_graph(form: NormForm, norm: &Norm, rows: &[Vec<f32>]) -> Result<Vec<Vec<f3
     let y = rms_norm(&mut graph, x, norm, 1);
     let mut ops = graph.into_ops()?;
     ops.output("y", y);
-    let executable =
-        Executable::compile(&ops.finish()?, ExecOptions { precision: Precision::F32 }, &WeightCache::new())?;
+    let executable = Executable::compile(&ops.finish()?, ExecOptions { precision }, &WeightCache::new())?;
     let data: Vec<f32> = (0..WIDTH).flat_map(|c| rows.iter().map(move |row| row[c])).collect();
     let x = Tensor::new(vec![1, WIDTH, rows.len(), 1], data);
     let outputs = executable.run(&[("x", &x)], &mut executable.new_state())?;
@@ -117,5 +120,20 @@ fn a_zero_centred_gain_is_not_rounded() {
     let part = by_graph(NormForm::Accurate, &norm(1.0, 0.25, 1e-6), &rows).unwrap();
     for (whole, part) in whole.iter().flatten().zip(part.iter().flatten()) {
         assert!((whole * 0.25 - part).abs() <= whole.abs() * 1e-5, "{whole} {part}");
+    }
+}
+
+/// The largest number of a row near zero divides the epsilon's root, whose square fp16 must hold.
+#[test]
+fn a_large_epsilon_decides_rows_near_zero_in_half_precision() {
+    let rows = rows(1.0);
+    let norm = norm(0.0, 1.0, 1e-3);
+    let gain: Vec<f64> = weight().iter().map(|gain| f64::from(*gain)).collect();
+    let found = by_graph_in(Precision::F16, NormForm::Accurate, &norm, &rows).unwrap();
+    for (row, found) in rows.iter().zip(found) {
+        let expected = by_hand(row, &gain, 1e-3);
+        let largest = expected.iter().fold(0.0, |largest: f64, value| largest.max(value.abs()));
+        let far = found.iter().zip(&expected).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
+        assert!(far <= 0.01 * largest, "{far} of {largest}");
     }
 }

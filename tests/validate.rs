@@ -688,3 +688,17 @@ fn the_bundle_of_the_current_folder_is_found() {
     let room = tempfile::tempdir().unwrap();
     assert_eq!(here(room.path()).0, 2);
 }
+
+/// StarCoder2's and GPT-NeoX's epsilons of 0.001, by whose root half of fp16's normal numbers can't be divided.
+#[test]
+fn norms_with_a_large_epsilon_pass_the_numerics_gate() {
+    let room = tempfile::tempdir().unwrap();
+    for case in ["starcoder2-window", "gpt_neox-plain"] {
+        let (source, out) = (folder::repository("tests/fixtures/families").join(case), room.path().join(case));
+        let words = ["convert", "--no-measure", "--source", source.to_str().unwrap(), "--out", out.to_str().unwrap()];
+        let (code, _, stderr) = run(&words);
+        assert_eq!(code, 0, "{case}: {stderr}");
+        let (code, report) = validate(out.to_str().unwrap(), &["--numerics", "--positions", "8"]);
+        assert_eq!(code, 0, "{case}: {:#?}", checks(&report, "failed"));
+    }
+}

@@ -16,6 +16,8 @@ use half::f16;
 const SMALLEST_NORMAL: f32 = 6.103_515_6e-5;
 /// Smallest positive fp16: epsilon of `rsqrt`, which requires one; it is added to sums of at least 1/channels.
 const SMALLEST: f32 = 5.960_464_5e-8;
+/// Number whose square fp16 holds.
+const LARGEST_ROOT: f64 = 128.0;
 /// Scale of the `prescale` form: a power of two, so that scaling is exact.
 const PRESCALE: f32 = 1.0 / 16.0;
 
@@ -117,7 +119,9 @@ fn scaled_first(
     let axes = [axis as i32];
     let magnitude = g.ops.abs(x);
     let largest = g.ops.reduce_max(magnitude, &axes, true);
-    let largest = g.ops.maximum(largest, Constant::fp16(SMALLEST_NORMAL));
+    // any divisor gives the same norm; the square of the epsilon's root by it must fit fp16
+    let divisor = SMALLEST_NORMAL.max((eps.sqrt() / LARGEST_ROOT) as f32);
+    let largest = g.ops.maximum(largest, Constant::fp16(divisor));
     let scaled = g.ops.real_div(x, largest);
     let square = g.ops.mul(scaled, scaled);
     let total = total(g, square, &axes);
