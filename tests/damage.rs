@@ -1,8 +1,16 @@
 //! Damaged packages, texts and manifests are refused or read, but never end in a panic, and never make the program ask
 //! for more memory than a file of their size can account for. The cases are the same in every run.
 
+mod common {
+    pub mod folder;
+    #[allow(dead_code, reason = "for tests of the server")]
+    pub mod http;
+}
 #[path = "common/exercise.rs"]
 mod exercise;
+#[cfg(unix)]
+#[path = "fuzz/driver.rs"]
+mod fuzz;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

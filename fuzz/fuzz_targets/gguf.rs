@@ -1,18 +1,12 @@
-//! Any bytes are read as GGUF or refused; what was read decodes.
+//! Any bytes are read as GGUF or refused; what was read decodes, its tokenizer included.
 #![no_main]
 
-use std::path::Path;
-
-use anec::source::{dequantize, gguf};
 use libfuzzer_sys::fuzz_target;
 
+#[path = "../../tests/common/exercise.rs"]
+#[allow(dead_code, reason = "each target uses what it needs")]
+mod exercise;
+
 fuzz_target!(|bytes: &[u8]| {
-    let Ok(header) = gguf::parse(Path::new("fuzz.gguf"), bytes) else { return };
-    for tensor in &header.tensors {
-        let data = &bytes[tensor.range.start as usize..tensor.range.end as usize];
-        // A tensor of the file has at most 512 elements to two bytes, so this is bounded by the input.
-        let elements: u64 = tensor.shape.iter().product();
-        let mut values = vec![0.0; elements as usize];
-        dequantize::read(tensor.dtype, data, 0, &mut values);
-    }
+    let _ = exercise::gguf(bytes);
 });

@@ -1,15 +1,22 @@
 //! Processing of untrusted bytes short of running them, shared by the damage tests and the fuzz targets.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use anec::base::MappedFile;
 use anec::coreai;
 use anec::error::Result;
+use anec::manifest::Manifest;
 use anec::mil::codec;
 use anec::mil::text::parse;
 use anec::mil::verify::{infer_types, verify};
 use anec::mil::{Binding, Constant, Program};
 use anec::package::{self, blob::WeightPlan};
+use anec::runtime::chat::{Chat, ChatTemplate, Message};
+use anec::runtime::{Detokenizer, Tokenizer};
+use anec::source::tokenizer::GgufTokenizer;
+use anec::source::{dequantize, gguf, onnx, safetensors};
+use anec::{Bundle, Gate, Model, Validator};
 
 /// Reads a package and looks at all there is in it.
 ///
@@ -37,6 +44,137 @@ pub fn asset(bytes: Vec<u8>) -> Result<()> {
     assert!(!text.is_empty());
     let encoded = asset.module.encode();
     assert_eq!(encoded.before.len(), asset.module.resources.len().max(1));
+    Ok(())
+}
+
+/// Reads a GGUF file, decodes its tensors, and rebuilds its tokenizer.
+///
+/// # Errors
+/// Whatever is wrong with it.
+pub fn gguf(bytes: &[u8]) -> Result<()> {
+    let path = Path::new("memory.gguf");
+    let header = gguf::parse(path, bytes)?;
+    for tensor in &header.tensors {
+        let data = &bytes[tensor.range.start as usize..tensor.range.end as usize];
+        // a tensor of the file has at most 512 elements to two bytes, so this is bounded by the input
+        let elements: u64 = tensor.shape.iter().product();
+        let mut values = vec![0.0; elements as usize];
+        dequantize::read(tensor.dtype, data, 0, &mut values);
+    }
+    if let Ok(Some(own)) = GgufTokenizer::read(&header.metadata)
+        && let Ok(file) = own.file()
+    {
+        let _ = tokenizer(&file.to_json());
+    }
+    Ok(())
+}
+
+/// Reads a safetensors file and decodes its tensors.
+///
+/// # Errors
+/// Whatever is wrong with it.
+pub fn safetensors(bytes: &[u8]) -> Result<()> {
+    let file = MappedFile::from_bytes(Path::new("memory.safetensors"), bytes.to_vec());
+    for tensor in safetensors::tensors(&Arc::new(file))? {
+        // elements are at least a byte, so this is bounded by the input
+        let mut values = vec![0.0; tensor.elements() as usize];
+        tensor.read(0, &mut values).expect("the whole of a tensor can be read");
+    }
+    Ok(())
+}
+
+/// Reads an ONNX model and decodes its tensors. `path` is for the file of weights that lies beside it.
+///
+/// # Errors
+/// Whatever is wrong with it.
+pub fn onnx(path: &Path, bytes: &[u8]) -> Result<()> {
+    let (decoder, tensors) = onnx::parse(MappedFile::from_bytes(path, bytes.to_vec()))?;
+    for tensor in tensors {
+        // codes have two bits or more, so this is bounded by the files
+        let mut values = vec![0.0; tensor.elements() as usize];
+        tensor.read(0, &mut values).expect("the whole of a tensor can be read");
+    }
+    for rope in &decoder.ropes {
+        let _ = rope.table.theta();
+    }
+    Ok(())
+}
+
+/// Reads a manifest, whose first line is an override, and prints it: what is printed must say the same.
+///
+/// # Errors
+/// Whatever is wrong with it.
+pub fn manifest(text: &str) -> Result<()> {
+    let (first, text) = text.split_once('\n').unwrap_or(("", text));
+    let overrides: Vec<String> = if first.is_empty() { Vec::new() } else { vec![first.to_owned()] };
+    let manifest = Manifest::from_yaml(text, "memory", &overrides)?;
+    let again = Manifest::from_yaml(&manifest.to_yaml(), "again", &[]).expect("what is printed is read");
+    assert_eq!(again, manifest);
+    Ok(())
+}
+
+/// Reads a `tokenizer.json`, and tokenizes and detokenizes texts with it.
+///
+/// # Errors
+/// Whatever is wrong with it.
+pub fn tokenizer(bytes: &[u8]) -> Result<()> {
+    let path = Path::new("tokenizer.json");
+    let _ = Tokenizer::check_steps(path, bytes);
+    let tokenizer = Arc::new(Tokenizer::from_bytes(path, bytes)?);
+    let long = "ab ca\n".repeat(50);
+    for text in ["", " ", "abc a", "Hello, ä海🙂 \n\t x</s>[X]", &long] {
+        let most = 1000 * (text.len() + 100);
+        for ids in [tokenizer.encode(text), tokenizer.encode_rest(text), tokenizer.encode_literal(text)] {
+            // a text that a step refuses is an error, which isn't this one's matter
+            let Ok(ids) = ids else { continue };
+            assert!(ids.len() <= most, "{} tokens of {} bytes", ids.len(), text.len());
+            for special in [true, false] {
+                let decoded = tokenizer.decode(&ids, special).unwrap_or_default();
+                assert!(decoded.len() <= most, "{} bytes again of {}", decoded.len(), text.len());
+            }
+            if let Ok(mut stream) = Detokenizer::after(&tokenizer, &ids[..ids.len() / 2], &[]) {
+                ids[ids.len() / 2..].iter().for_each(|id| drop(stream.push(*id)));
+                let _ = stream.finish();
+            }
+        }
+        let _ = tokenizer.encode_whole(text, Some("b"), true);
+        let _ = tokenizer.tokens(text);
+    }
+    (0..tokenizer.len().min(100) as u32).for_each(|id| drop(tokenizer.token_bytes(id)));
+    Ok(())
+}
+
+/// Parses a chat template and renders a conversation with it.
+///
+/// # Errors
+/// If it can't be parsed or rendered.
+pub fn template(text: &str) -> Result<()> {
+    let template = ChatTemplate::new(text, "<s>", "</s>")?;
+    let messages = [("system", "Be brief."), ("user", "Hello <b>"), ("assistant", "Hi\n"), ("user", "")];
+    let mut chat = Chat::new(messages.map(|(role, text)| Message::new(role, text)).to_vec());
+    let _ = template.takes_tools();
+    chat.tools.push(serde_json::json!({"type": "function", "function": {"name": "f", "parameters": {}}}));
+    template.render(&chat)?;
+    Ok(())
+}
+
+/// Reads the bundle in a folder whose `bundle.json` may be any; one without contradictions goes through the structure
+/// gate and generates text.
+///
+/// # Errors
+/// Whatever is wrong with it.
+pub fn bundle(folder: &Path) -> Result<()> {
+    let bundle = Bundle::read(folder)?;
+    let findings = bundle.check();
+    let _ = (bundle.digest(), bundle.portable());
+    Validator::new(folder).gates([Gate::Structure]).run()?;
+    let model = Model::on_cpu(folder)?;
+    assert!(findings.is_empty(), "a runtime refuses contradictions: {findings:?}");
+    let mut session = model.session();
+    let options = anec::GenerateOptions::default().max_tokens(2);
+    for piece in session.generate("It was", &options)? {
+        piece?;
+    }
     Ok(())
 }
 
