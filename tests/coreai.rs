@@ -51,6 +51,15 @@ fn assets_of_apples_packages_are_read() {
     assert_eq!(inputs, ["x: tensor<2x4xf32>", "indices: tensor<2x1xsi32>", "updates: tensor<2x1xf32>"]);
 }
 
+/// Conversions between images and tensors are known.
+#[test]
+fn images_of_apples_packages_are_read() {
+    let inventory = apples("images").inventory();
+    assert_eq!((inventory.version, inventory.functions[0].unknown_ops), (Some(20260108), 0));
+    assert_eq!(ops(&inventory, "main"), ["1 primitive.image_to_tensor_v1", "1 primitive.tensor_to_image_v1"]);
+    assert_eq!(inventory.functions[0].outputs[0].to_string(), "same: image<4x6, BGRA>");
+}
+
 /// Broadcasting operations, images, complex numbers and debug information are known; constants of a wrong length are
 /// found.
 #[test]
@@ -89,7 +98,7 @@ fn an_asset_is_shown() {
 #[test]
 fn assets_of_apples_packages_are_written_again() {
     let folder = tempfile::tempdir().unwrap();
-    for name in ["activations", "weights", "functions", "types"] {
+    for name in ["activations", "weights", "functions", "types", "images"] {
         let asset = apples(name);
         let path = folder.path().join(format!("{name}.aimodel"));
         coreai::write(&asset.module, &path, &AssetOptions::default()).unwrap();
@@ -103,11 +112,7 @@ fn assets_of_apples_packages_are_written_again() {
 }
 
 /// Packages of coremltools' op tests that can't be migrated, with what is said of them.
-const REFUSED: [(&str, &str); 3] = [
-    ("state_decoder_growing", "a slice whose size is computed"),
-    ("zoo_indexing", "mode `max`"),
-    ("zoo_indexing_ios18", "mode `max`"),
-];
+const REFUSED: [(&str, &str); 1] = [("state_decoder_growing", "a slice whose size is computed")];
 
 #[test]
 fn packages_become_assets_that_read_as_themselves() {

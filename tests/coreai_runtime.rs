@@ -1,9 +1,10 @@
 //! Apple's own runtime on what anec emits: every family against transformers' goldens, every number format against the
-//! CPU executor. Operators are tested in the crate coreai.
+//! CPU executor, forms in random combinations against both. Operators are tested in the crate coreai.
 //!
 //! Needs the Python that `ANEC_PYTHON` names, with the packages of `tests/requirements-coreai.txt`.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anec::Converter;
@@ -20,15 +21,23 @@ use anec::validate::{Golden, migration};
 use rayon::prelude::*;
 
 use crate::common::folder::repository;
+use crate::interactions;
+use crate::interactions::draw::{Combination, Draw, Fixture, Kind, combination, fixtures};
 
 /// Smallest cosine between the logits of a position. Half precision alone costs up to 6e-5: the executor in f16 is as
 /// far from transformers, family by family.
 const LEAST_COSINE: f64 = 0.9999;
+/// Smallest cosine with the executor for quantized weights in random forms.
+const LEAST_QUANTIZED_COSINE: f64 = 0.999;
 /// Tokens of a golden that are run.
 const TOKENS: usize = 16;
+/// Random combinations of a run.
+const COMBINATIONS: usize = 40;
+/// The seed of a run that names none.
+const SEED: u64 = 27;
 
 /// Options for this machine; nothing, said loudly, where there is no runtime.
-fn runtime() -> Option<BridgeOptions> {
+pub(crate) fn runtime() -> Option<BridgeOptions> {
     let options = BridgeOptions::of_machine(None);
     let asset = repository("tests/fixtures/coreai/functions.aimodel");
     match Bridge::open(&asset, &options) {
@@ -69,7 +78,7 @@ fn convert(family: &str, out: &Path, settings: &[&str]) -> PathBuf {
 }
 
 /// Smallest cosine of a position, and positions whose largest logit is another.
-fn compared(found: &[f32], expected: &[f32], rows: usize) -> (f64, usize) {
+pub(crate) fn compared(found: &[f32], expected: &[f32], rows: usize) -> (f64, usize) {
     let mut least = 1.0f64;
     let mut moved = 0;
     for (found, expected) in found.chunks_exact(rows).zip(expected.chunks_exact(rows)) {
@@ -169,6 +178,54 @@ fn every_number_format_is_the_same_on_apples_runtime() {
         let (cosine, moved) = compared(&apple, &executor, rows);
         assert!(cosine > LEAST_COSINE && moved == 0, "{format}: cosine {cosine}, {moved} other tokens");
     }
+}
+
+/// Graph forms, number formats, states and lengths in combinations that nobody chose, against transformers where weights
+/// aren't quantized, and against the executor. `ANEC_SEED` draws others.
+#[test]
+fn forms_meet_at_random_on_apples_runtime() {
+    let Some(options) = runtime() else { return };
+    let seed = std::env::var("ANEC_SEED").map_or(SEED, |text| text.parse().expect("ANEC_SEED is a number"));
+    let _ = std::io::stderr().write_all(format!("ANEC_SEED={seed}\n").as_bytes());
+    let families = fixtures();
+    let decoders: Vec<&Vec<Fixture>> = families.values().filter(|fixtures| fixtures[0].kind == Kind::Decoder).collect();
+    let mut draw = Draw(seed);
+    let first = draw.below(decoders.len());
+    let drawn = decoders.iter().cycle().skip(first).take(COMBINATIONS);
+    let cases: Vec<Combination> = drawn.map(|fixtures| combination(&mut draw, fixtures)).collect();
+    let room = tempfile::tempdir().unwrap();
+    let fault = |(index, case): (usize, &Combination)| -> Option<String> {
+        let path = room.path().join(index.to_string());
+        let found = computed_alike(case, &path, &options).err();
+        let _ = std::fs::remove_dir_all(&path);
+        let model = case.fixture.folder.file_name().unwrap_or_default().display();
+        found.map(|problem| format!("{model} {}: {problem}", case.sets.join(" ")))
+    };
+    let problems: Vec<String> = cases.par_iter().enumerate().filter_map(fault).collect();
+    assert!(problems.is_empty(), "seed {seed}, {} of {COMBINATIONS}: {problems:#?}", problems.len());
+}
+
+/// Compares Apple's runtime with the executor and transformers.
+fn computed_alike(case: &Combination, path: &Path, options: &BridgeOptions) -> Result<(), String> {
+    let executor = interactions::converted(case, path)?;
+    let apple = runtime::coreai::open(path, options).map_err(|error| error.to_string())?;
+    let golden = Golden::read(&case.fixture.golden).map_err(|error| error.to_string())?;
+    let count = golden.tokens.len().min(TOKENS);
+    let [executed, found] = [executor, apple].map(|model| logits(&model, &golden.tokens[..count], &case.sizes));
+    let exact = case.least > LEAST_COSINE;
+    // layers of few levels amplify what half precision rounds
+    let least = if exact { LEAST_COSINE } else { LEAST_QUANTIZED_COSINE };
+    let transformers = exact.then_some(("transformers", &golden.logits[..count * golden.vocab_size]));
+    for (name, expected) in [("the executor", &executed[..])].into_iter().chain(transformers) {
+        let (cosine, moved) = compared(&found, expected, golden.vocab_size);
+        if !(cosine > least) || moved > 0 {
+            return Err(format!(
+                "calls of {:?}: cosine {cosine}, {moved} of {count} other tokens than {name}",
+                case.sizes
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// A bundle of `format: coreai`: one asset, the same bytes twice, run as it is, with products in half precision.

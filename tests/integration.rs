@@ -31,6 +31,7 @@ mod chips;
 mod config_surprises;
 mod convert;
 mod coreai;
+mod coreai_llm;
 mod coreai_runtime;
 mod coremltools;
 mod drafts;

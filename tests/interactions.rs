@@ -5,7 +5,7 @@
 //! `ANEC_SEED` draws others, `ANEC_COMBINATIONS` so many. What fails is printed with the manifest keys that show it
 //! again.
 
-mod draw;
+pub(crate) mod draw;
 
 use std::io::Write;
 use std::path::Path;
@@ -60,7 +60,7 @@ impl Golden {
 }
 
 /// The model of a combination. A form that can't hold the epsilon of the model's norms is refused, and taken back.
-fn converted(combination: &Combination, out: &Path) -> Result<Arc<LoadedModel>, String> {
+pub(crate) fn converted(combination: &Combination, out: &Path) -> Result<Arc<LoadedModel>, String> {
     let Combination { fixture, sets, .. } = combination;
     let convert = |more: &[&str]| {
         let sets: Vec<String> = sets.iter().cloned().chain(more.iter().map(|set| set.to_string())).collect();

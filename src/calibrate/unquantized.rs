@@ -92,6 +92,7 @@ fn unquantized(manifest: &Manifest, opened: &Opened) -> Manifest {
         kv_write: Some(KvWrite::Mask),
         // the executor runs MIL
         format: ProgramFormat::Coreml,
+        contract: None,
         linear: LinearForm::Conv,
         experts: ExpertsForm::default(),
         // no limit: only the executor loads these packages

@@ -6,7 +6,8 @@ use serde::Serialize;
 
 use super::{print, print_json, progress};
 use anec::base::Result;
-use anec::convert::{anemll, hf_swift};
+use anec::convert::{anemll, coreai_llm, hf_swift};
+use anec::coreai::lower::LoweringChoices;
 
 /// Export a bundle in the layout of another runtime
 #[derive(Debug, clap::Args)]
@@ -31,25 +32,35 @@ struct Layout {
     /// logits)
     #[arg(long, value_name = "DIR")]
     hf_swift: Option<PathBuf>,
+    /// Write the folder of Apple's Core AI engine for language models: an asset, metadata.json, tokenizer
+    #[arg(long, value_name = "DIR")]
+    coreai_llm: Option<PathBuf>,
 }
 
 impl ExportArgs {
     pub(super) fn run(self) -> Result<u8> {
         let bar = progress::bytes();
-        match (&self.layout.anemll, &self.layout.hf_swift) {
-            (Some(out), _) => {
+        match (&self.layout.anemll, &self.layout.hf_swift, &self.layout.coreai_llm) {
+            (Some(out), ..) => {
                 let done = anemll::export(&self.bundle, out, &bar)?;
                 let (names, place) = (done.packages.join(", "), done.path.display());
                 let line = format!("{names}: context {}, batch {}, in {place}", done.context, done.batch);
                 self.say(&done, &line, !done.compiled.is_empty());
             }
-            (None, Some(out)) => {
+            (None, Some(out), _) => {
                 let done = hf_swift::export(&self.bundle, out, &bar)?;
                 let line = format!("{}: context {}, in {}", done.package, done.context, done.path.display());
                 self.say(&done, &line, done.compiled.is_some());
             }
+            (None, None, Some(out)) => {
+                let done = coreai_llm::export(&self.bundle, out, LoweringChoices::default(), &bar)?;
+                let (context, place) = (done.contexts.last().copied().unwrap_or(0), done.path.display());
+                let line = format!("{}: {} functions, context {context}, in {place}", done.asset, done.functions);
+                // the system compiles assets when it loads them
+                self.say(&done, &line, true);
+            }
             // clap requires one
-            (None, None) => {}
+            (None, None, None) => {}
         }
         Ok(0)
     }

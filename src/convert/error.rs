@@ -78,6 +78,12 @@ pub enum ConvertError {
         "`lengths` has no call of one token, which this model needs: padding would change the recurrent state of its layers"
     )]
     NoSingleToken,
+    /// Recurrent model for a runtime that pads calls.
+    #[error("the model has recurrent states, for which `contract: {contract}` has no place")]
+    RecurrentContract {
+        /// Name of the contract.
+        contract: String,
+    },
     /// Graph that violates Core ML's rules: a bug in this crate.
     #[error("{package}: the graph violates the rules of Core ML:\n{}", findings.join("\n"))]
     Graph {
@@ -168,6 +174,7 @@ impl Diagnostic for ConvertError {
             | ConvertError::LayersDontTile { .. }
             | ConvertError::TooManyPieces { .. }
             | ConvertError::NoSingleToken
+            | ConvertError::RecurrentContract { .. }
             | ConvertError::NotABundle(_)
             | ConvertError::NotOurs(_)
             | ConvertError::Busy(_)
@@ -225,6 +232,7 @@ impl Diagnostic for ConvertError {
             ConvertError::NoSingleToken => {
                 "add it: `lengths: { range: [1, 4] }` or `lengths: { fixed: [1, 64] }`".into()
             }
+            ConvertError::RecurrentContract { .. } => "leave `contract` out, and use `format: coreai`".into(),
             ConvertError::NoCompiler(_) => {
                 "compile the bundle on a Mac that has Xcode or its command line tools".into()
             }

@@ -132,10 +132,15 @@ impl<'a> ExportedBundle<'a> {
         })?)
     }
 
+    /// Returns the embedding `[vocab_size, hidden_size]`, multiplier included.
+    pub(super) fn embedding(&self) -> Result<SourceTensor> {
+        self.host(&self.bundle.host.embedding)
+    }
+
     /// Embeds tokens `[1, T]` as `[1, T, H]`.
     pub(super) fn embedded(&self, ops: &mut FunctionBuilder, ids: ValueId) -> Result<ValueId> {
         let (vocab, hidden) = (self.bundle.model.vocab_size, self.bundle.model.hidden_size);
-        let table = SourceWeight::from(self.host(&self.bundle.host.embedding)?);
+        let table = SourceWeight::from(self.embedding()?);
         let content = Arc::new(Fp16::new(table, Overflow::default()));
         let table =
             ops.constant("embedding", Constant::content(TensorType::new(DataType::Fp16, [vocab, hidden]), content));
@@ -195,7 +200,7 @@ pub(super) fn slot(ops: &mut FunctionBuilder, position: ValueId) -> ValueId {
 }
 
 /// Gathers rows of a table.
-fn gather(ops: &mut FunctionBuilder, table: ValueId, ids: ValueId) -> ValueId {
+pub(super) fn gather(ops: &mut FunctionBuilder, table: ValueId, ids: ValueId) -> ValueId {
     ops.op::<OpInput>(
         "gather",
         "rows",

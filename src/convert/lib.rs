@@ -40,6 +40,7 @@
 //! | [`compile`] | Core ML's compiler |
 //! | [`anemll`] | export in Anemll's layout |
 //! | [`hf_swift`] | export for swift-transformers |
+//! | [`coreai_llm`] | export for Apple's Core AI engine of language models |
 //! | `exported` | parts shared by exports |
 //! | [`report`], [`notes`] | `report.json` and notes for the user |
 
@@ -48,6 +49,7 @@
 pub mod anemll;
 pub mod compile;
 mod coreai;
+pub mod coreai_llm;
 pub mod digests;
 pub mod emit;
 pub mod error;

@@ -109,7 +109,11 @@ impl ConvertPlan {
             contexts: &contexts,
             argmax: manifest.lm_head.argmax,
             whole_texts: facts.is_bidirectional(),
+            whole_caches: manifest.contract.is_some(),
         };
+        if let Some(contract) = manifest.contract.filter(|_| facts.recurrent) {
+            return Err(ConvertError::RecurrentContract { contract: contract.to_string() }.into());
+        }
         if facts.recurrent && functions.fewest_tokens() > 1 {
             return Err(ConvertError::NoSingleToken.into());
         }
@@ -307,9 +311,10 @@ impl Planner<'_> {
             true => format!("mixer_{layer:0digits$}"),
             false => format!("layers_{:0digits$}_{:0digits$}", range.start, range.end),
         };
-        let most_tokens = self.functions.most_tokens();
-        let state =
-            |context: &u64| range.clone().map(|layer| self.model.layer_state_bytes(layer, *context, most_tokens)).sum();
+        let state = |context: &u64| {
+            let cached = self.functions.most_cached(*context);
+            range.clone().map(|layer| self.model.layer_state_bytes(layer, *context, cached)).sum()
+        };
         let stage = Stage::Layers { first: range.start, end: range.end };
         let state_bytes = self.functions.contexts.iter().map(state).collect();
         let mut packages = vec![PackagePlan { state_bytes, ..self.package(name, stage)? }];

@@ -19,6 +19,9 @@ use crate::bytecode::push_varint;
 /// Its runtime reads both (measured on Linux).
 pub const INLINE_BYTES: u64 = 256;
 
+/// Attribute of a state: the name of the result that is its token.
+const MUTATION: &str = "MutableBuffers.buffer_mutation";
+
 /// Name of the producer in the container.
 const PRODUCER: &str = concat!("anec", env!("CARGO_PKG_VERSION"));
 
@@ -41,10 +44,19 @@ pub enum Property {
 /// A named value of a graph: an argument or a result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GraphValue {
-    /// Name of the value; tokens have none.
+    /// Name of the value.
     pub name: Option<String>,
     /// Type of the value.
     pub ty: TypeId,
+    /// Whether it is a state, which calls change.
+    pub mutable: bool,
+}
+
+impl GraphValue {
+    /// A value that calls don't change.
+    pub fn named(name: &str, ty: TypeId) -> Self {
+        GraphValue { name: Some(name.to_owned()), ty, mutable: false }
+    }
 }
 
 /// Properties of a graph beyond its signature.
@@ -233,11 +245,11 @@ impl ModuleBuilder {
     /// The names of values, as graphs have them.
     fn value_names(&mut self, values: &[GraphValue]) -> AttributeId {
         let names = values.iter().map(|value| {
-            let named = value.name.as_ref().map(|name| {
-                let name = self.text(name);
-                self.named(NAME, vec![name])
-            });
-            self.array(named.into_iter().collect())
+            let name = value.name.as_ref().map(|name| self.text(name));
+            let keys = [Some(MUTATION).filter(|_| value.mutable), Some(NAME)].into_iter().flatten();
+            let attributes = keys.filter_map(|key| name.map(|name| self.named(key, vec![name])));
+            let attributes = attributes.collect();
+            self.array(attributes)
         });
         let names = names.collect();
         self.array(names)

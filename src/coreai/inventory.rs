@@ -1,5 +1,7 @@
 //! Contents of an asset: functions, operations, weights, and findings.
 
+mod engine;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -9,9 +11,8 @@ use crate::aicode::{
     AiAttribute, AiModule, AiOp, AiRegion, AiType, AttributeId, Blob, ElementType, NAME, TypeId, form,
 };
 use crate::asset::{Asset, AssetMetadata};
+use engine::{BrokenRules, Subject};
 
-/// Most dimensions of a tensor that the Neural Engine takes under Core AI.
-const MOST_RANK: usize = 5;
 /// Depth of nested entries that are printed.
 const MOST_DEPTH: usize = 4;
 
@@ -145,13 +146,17 @@ impl AiModule {
         }
     }
 
+    /// The type of a tensor, or of the tensor that a handle holds.
+    fn tensor_type(&self, id: TypeId) -> Option<&AiType> {
+        match self.ty(id)? {
+            AiType::Handle(inner) => self.ty(*inner),
+            other => Some(other),
+        }
+    }
+
     /// The element type of a tensor or of a handle's tensor.
     pub fn element(&self, id: TypeId) -> Option<ElementType> {
-        let tensor = match self.ty(id)? {
-            AiType::Handle(inner) => self.ty(*inner)?,
-            other => other,
-        };
-        match tensor {
+        match self.tensor_type(id)? {
             AiType::Tensor { element, .. } => match self.ty(*element)? {
                 AiType::Scalar(element) => Some(*element),
                 _ => None,
@@ -233,15 +238,6 @@ struct Survey<'m> {
     /// Attributes of constants that were counted.
     seen: BTreeSet<u32>,
     constants: BTreeMap<&'static str, u64>,
-}
-
-/// Counts of what the Neural Engine doesn't take, over a graph.
-#[derive(Default)]
-struct EngineObstacles {
-    wide_floats: usize,
-    high_ranks: usize,
-    dynamic: usize,
-    computed_writes: usize,
 }
 
 /// Constants of another length than their type asks for.
@@ -368,6 +364,15 @@ impl Survey<'_> {
         let named = |types: &[TypeId], names: Vec<Option<String>>| -> Vec<(TypeId, Option<String>)> {
             types.iter().copied().zip(names.into_iter().chain(std::iter::repeat(None))).collect()
         };
+        let mut broken = BrokenRules::default();
+        let mut port = |ty: TypeId| {
+            if let Some(AiType::Tensor { shape, .. }) = module.tensor_type(ty)
+                && !private
+            {
+                broken.look_at(&Subject::Port { shape, element: module.element(ty) });
+            }
+        };
+        arguments.iter().chain(results).for_each(|ty| port(*ty));
         let (mut inputs, mut states, mut outputs) = (Vec::new(), Vec::new(), Vec::new());
         for (ty, name) in named(arguments, module.value_names(graph, "argAttrs")) {
             let is_state = matches!(module.ty(ty), Some(AiType::Handle(_)));
@@ -395,25 +400,14 @@ impl Survey<'_> {
             unknown_ops: 0,
         };
         self.constant_lengths(graph, &name);
-        let mut obstacles = EngineObstacles::default();
         for region in &graph.regions {
-            self.region(region, &mut inventory, &mut obstacles);
+            self.region(region, &mut inventory, &mut broken);
         }
         if inventory.unknown_ops > 0 {
             self.find(Some(&name), format!("{} operations are of forms that anec doesn't know", inventory.unknown_ops));
         }
-        for (count, problem) in [
-            (obstacles.wide_floats, "results are f32: they run on the GPU or CPU, and cut the Neural Engine's part"),
-            (obstacles.high_ranks, "results have more than 5 dimensions, which the Neural Engine doesn't take"),
-            (obstacles.dynamic, "results have dynamic dimensions, which the Neural Engine doesn't take"),
-            (
-                obstacles.computed_writes,
-                "slice_update at computed indices, which stops the Neural Engine's compiler (apple/coreai-torch#6)",
-            ),
-        ] {
-            if count > 0 {
-                self.find(Some(&name), format!("{count} {problem}"));
-            }
+        for problem in broken.problems() {
+            self.find(Some(&name), problem);
         }
         inventory
     }
@@ -436,7 +430,7 @@ impl Survey<'_> {
     }
 
     /// Counts the operations of a graph's own region; the bodies of composite operations are their definition.
-    fn region(&mut self, region: &AiRegion, inventory: &mut GraphInventory, obstacles: &mut EngineObstacles) {
+    fn region(&mut self, region: &AiRegion, inventory: &mut GraphInventory, broken: &mut BrokenRules) {
         let module = self.module;
         for block in &region.blocks {
             let mut constants = BTreeSet::new();
@@ -452,15 +446,15 @@ impl Survey<'_> {
                 } else if !matches!(name, "dataflow.output_v1" | "dataflow.yield_v1") {
                     *inventory.ops.entry(name.to_owned()).or_default() += 1;
                     for ty in &op.results {
-                        obstacles.wide_floats += usize::from(module.element(*ty) == Some(ElementType::F32));
                         if let Some(AiType::Tensor { shape, .. }) = module.ty(*ty) {
-                            obstacles.high_ranks += usize::from(shape.len() > MOST_RANK);
-                            obstacles.dynamic += usize::from(shape.contains(&None));
+                            broken.look_at(&Subject::Result { shape, element: module.element(*ty) });
                         }
                     }
-                    let indices = op.operands.get(1..3).unwrap_or_default();
-                    let computed = indices.iter().any(|index| !constants.contains(index));
-                    obstacles.computed_writes += usize::from(name == "primitive.slice_update_v1" && computed);
+                    if name == "primitive.slice_update_v1" {
+                        let indices = op.operands.get(1..3).unwrap_or_default();
+                        let computed = indices.iter().any(|index| !constants.contains(index));
+                        broken.look_at(&Subject::Write { computed });
+                    }
                 }
                 value = value.saturating_add(op.results.len() as u32);
             }

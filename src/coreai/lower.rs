@@ -20,12 +20,12 @@ mod space;
 mod state;
 mod weights;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anec_base::Result;
 use anec_mil::{Function, Op};
 
-use crate::aicode::AiModule;
+use crate::aicode::{AiModule, Constraints};
 use crate::builder::{GraphKind, ModuleBuilder};
 use crate::error::CoreAiError;
 use context::{Lowering, Tensor};
@@ -37,12 +37,14 @@ pub struct LoweringChoices {
     /// Computes products of half-precision matrices in f32. Apple's runtime for Linux adds up such products in half
     /// precision, one by one; an oracle needs better sums.
     pub wide_products: bool,
+    /// Ignores constraints on memory. Apple's runtime for Linux can't be given arrays that follow them.
+    pub plain_memory: bool,
 }
 
 impl LoweringChoices {
     /// Choices with products in f32, or without.
     pub fn wide_products(wide_products: bool) -> Self {
-        LoweringChoices { wide_products }
+        LoweringChoices { wide_products, ..Default::default() }
     }
 }
 
@@ -51,6 +53,7 @@ impl LoweringChoices {
 pub struct LoweringPlan {
     module: ModuleBuilder,
     choices: LoweringChoices,
+    memory: BTreeMap<String, Constraints>,
     problems: BTreeSet<String>,
     names: BTreeSet<String>,
 }
@@ -94,6 +97,13 @@ impl LoweringPlan {
         LoweringPlan { choices, ..Default::default() }
     }
 
+    /// Constrains the memory of inputs, states and outputs of this name, in functions that are added later.
+    pub fn constrain(&mut self, name: &str, constraints: Constraints) {
+        if !self.choices.plain_memory {
+            self.memory.insert(name.to_owned(), constraints);
+        }
+    }
+
     /// Adds a function under a name. All its shapes must be fixed.
     ///
     /// # Errors
@@ -114,7 +124,7 @@ impl LoweringPlan {
             self.problems.insert(format!("two functions called `{name}`"));
             return;
         }
-        match Lowering::lower(&mut self.module, self.choices, function) {
+        match Lowering::lower(&mut self.module, self.choices, &self.memory, function) {
             Ok(graph) => {
                 self.module.graph(name, GraphKind::default(), &graph.arguments, &graph.results, graph.body);
             }

@@ -14,7 +14,7 @@ use crate::migrate::{MigrateOptions, migrate};
 use crate::{AssetOptions, write};
 
 /// Packages that can't be migrated as a whole.
-const REFUSED: [&str; 3] = ["state_decoder_growing", "zoo_indexing", "zoo_indexing_ios18"];
+const REFUSED: [&str; 1] = ["state_decoder_growing"];
 /// Tolerance of fixtures beside their own: of weights that were rounded on the way.
 const LEAST_TOLERANCE: f32 = 5e-3;
 

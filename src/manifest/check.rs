@@ -22,6 +22,9 @@ const MAX_COREAI_SIZES: u64 = 16;
 /// Checks all values.
 pub(super) fn check(manifest: &Manifest) -> Result<(), ManifestError> {
     name(manifest)?;
+    if let Some(contract) = manifest.contract {
+        contract.check(manifest)?;
+    }
     context(&manifest.context)?;
     lengths(manifest)?;
     states(manifest)?;

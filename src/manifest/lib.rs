@@ -21,6 +21,7 @@
 //! | [`form`], [`sizes`], [`quant`], [`calibration`], [`transforms`], [`numerics`], [`gates`] | the types of the keys |
 //! | [`load`] | reading: YAML text, files, built-in names, `--set` overrides; the JSON Schema |
 //! | [`check`] | what values must be among themselves |
+//! | [`contract`] | forms that another runtime prescribes |
 //! | [`builtin`] | the manifests of `manifests/`, built in |
 
 #![forbid(unsafe_code)]
@@ -29,6 +30,7 @@ pub mod adapters;
 pub mod builtin;
 pub mod calibration;
 pub mod check;
+pub mod contract;
 pub mod error;
 pub mod form;
 pub mod gates;
@@ -45,6 +47,7 @@ use serde::{Deserialize, Serialize};
 
 pub use adapters::AdapterEntry;
 pub use calibration::{Calibration, CalibrationText};
+pub use contract::Contract;
 pub use error::ManifestError;
 pub use form::{
     ActivationForm, AttentionForm, DraftLayer, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, ProgramFormat,
@@ -123,6 +126,9 @@ pub struct Manifest {
     /// The format of the programs.
     #[serde(skip_serializing_if = "ProgramFormat::is_coreml")]
     pub format: ProgramFormat,
+    /// Runtime whose calls the bundle is made for, if it isn't `anec`'s own; sets `state`, `lengths` and the contexts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub contract: Option<Contract>,
     /// Deployment target, which decides the opset.
     pub target: Target,
     /// Scaling that keeps activations in fp16's range.
@@ -165,6 +171,7 @@ impl Default for Manifest {
             shards: Shards::default(),
             lm_head: LmHead::default(),
             format: ProgramFormat::default(),
+            contract: None,
             target: Target::default(),
             numerics: Numerics::default(),
             calibration: Calibration::default(),

@@ -53,11 +53,15 @@ impl Manifest {
     pub fn from_yaml(text: &str, origin: &str, overrides: &[String]) -> Result<Manifest, ManifestError> {
         // an empty document (or one of comments only) gives the defaults
         let mut manifest = parse::<Option<Manifest>>(text, origin)?.unwrap_or_default();
-        if !overrides.is_empty() {
+        if !overrides.is_empty() || manifest.contract.is_some() {
             let mut tree = parse::<Option<Json>>(text, origin)?.unwrap_or_else(|| Json::Object(Default::default()));
             for given in overrides {
                 apply(&mut tree, given)?;
                 manifest = typed(&tree, given)?;
+            }
+            if let Some(contract) = manifest.contract {
+                contract.complete(object(&mut tree), &manifest.context);
+                manifest = typed(&tree, "contract")?;
             }
         }
         check::check(&manifest)?;

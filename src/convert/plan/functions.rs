@@ -11,6 +11,8 @@ pub(super) struct Functions<'a> {
     pub argmax: bool,
     /// Most calls have as many tokens as a function takes.
     pub whole_texts: bool,
+    /// Whether caches have a slot for every token of the context, in layers with a window, too.
+    pub whole_caches: bool,
 }
 
 impl Functions<'_> {
@@ -28,6 +30,11 @@ impl Functions<'_> {
             Lengths::Range([_, upper]) => *upper,
             Lengths::Fixed(sizes) => sizes.iter().copied().max().unwrap_or(1),
         }
+    }
+
+    /// Number of tokens of a call that a layer's cache must hold besides its window.
+    pub fn most_cached(&self, context: u64) -> u64 {
+        if self.whole_caches { context } else { self.most_tokens() }
     }
 
     /// Functions of a stage: one for each number of tokens and, for layers, each context. Feed-forward networks,
@@ -63,7 +70,7 @@ impl Functions<'_> {
                 // most calls of a decoder have one token, those of a classifier a whole window
                 default_tokens: if self.whole_texts { tokens.most() } else { tokens.least() },
                 context,
-                most_tokens: self.most_tokens(),
+                most_tokens: self.most_cached(context),
                 argmax,
             })
             .collect()

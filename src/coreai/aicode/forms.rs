@@ -135,6 +135,9 @@ pub const FORMS: &[OpForm] = &[
     row("primitive.split_v1", "input split_size_or_sections dim", 20250904).results(None),
     row("primitive.transpose_v1", "input permutation", 20250811),
     row("tile_v2", "input dims", 20260219).region(),
+    // images; a tensor has the axes height, width and component
+    row("primitive.image_to_tensor_v1", "source", 20251114),
+    row("primitive.tensor_to_image_v1", "source", 20260108),
     // products
     row("primitive.batch_matmul_v1", "x y", 20250723),
     row("broadcasting_batch_matmul_v1", "x y", 20251202).region(),

@@ -10,7 +10,7 @@ use anec_mil::{Binding, Constant, Function, Op, TensorType, ValueId, ValueType};
 use super::composite::{self, Reduction};
 use super::numbers::number_bytes;
 use super::{LoweringChoices, fold, rule};
-use crate::aicode::{AiAttribute, AiRegion, Blob, ElementType, TypeId};
+use crate::aicode::{AiAttribute, AiRegion, Blob, Constraints, ElementType, TypeId};
 use crate::builder::{BodyBuilder, GraphValue, INLINE_BYTES, ModuleBuilder, Property};
 
 /// A value of the graph.
@@ -38,9 +38,12 @@ impl Tensor {
 #[derive(Clone, Debug)]
 pub(super) struct StateValue {
     handle: u32,
+    name: String,
     /// The newest token that orders its reads and writes.
     token: Option<u32>,
     ty: Tensor,
+    /// Type of its tensor in memory, if that has constraints.
+    constrained: Option<TypeId>,
 }
 
 /// A function that was lowered.
@@ -56,6 +59,8 @@ pub(super) struct Lowering<'m> {
     pub(super) choices: LoweringChoices,
     /// The function, with the types found so far and folded integers as constants.
     pub(super) function: Function,
+    /// Constraints on the memory of inputs, states and outputs, by name.
+    memory: &'m BTreeMap<String, Constraints>,
     body: BodyBuilder,
     values: HashMap<ValueId, Tensor>,
     states: BTreeMap<ValueId, StateValue>,
@@ -66,19 +71,27 @@ fn fixed(ty: &TensorType) -> Result<(Vec<u64>, ElementType), String> {
     Ok((shape, ElementType::of(ty.dtype).ok_or("a tensor of strings")?))
 }
 
+/// Whether an operator or an output of the function takes a value.
+fn is_used(function: &Function, id: ValueId) -> bool {
+    function.block.outputs.contains(&id) || function.ops().any(|op| op.operands().any(|operand| operand == id))
+}
+
 impl<'m> Lowering<'m> {
     /// Lowers a function; gives all problems if there are some.
     pub(super) fn lower(
         module: &'m mut ModuleBuilder,
         choices: LoweringChoices,
+        memory: &'m BTreeMap<String, Constraints>,
         function: &Function,
     ) -> Result<LoweredGraph, BTreeSet<String>> {
         let mut problems = BTreeSet::new();
         let mut arguments = Vec::new();
+        let mut constrained_inputs = Vec::new();
         let mut lowering = Lowering {
             module,
             choices,
             function: function.clone(),
+            memory,
             body: BodyBuilder::new(&[]),
             values: HashMap::new(),
             states: BTreeMap::new(),
@@ -97,18 +110,27 @@ impl<'m> Lowering<'m> {
                 }
             };
             let tensor = Tensor { id: arguments.len() as u32, shape, element };
-            let mut ty = lowering.ty(&tensor.shape, element);
-            if matches!(value.ty, ValueType::State(_)) {
+            let constrained = lowering.constrained(&value.name, &tensor);
+            let mut ty = constrained.unwrap_or_else(|| lowering.ty(&tensor.shape, element));
+            let is_state = matches!(value.ty, ValueType::State(_));
+            if is_state {
                 ty = lowering.module.ty(crate::aicode::AiType::Handle(ty));
-                let handle = arguments.len() as u32;
-                lowering.states.insert(*id, StateValue { handle, token: None, ty: tensor });
+                let (handle, name) = (tensor.id, value.name.clone());
+                lowering.states.insert(*id, StateValue { handle, name, token: None, ty: tensor, constrained });
             } else {
+                constrained_inputs.extend(constrained.filter(|_| is_used(function, *id)).map(|_| *id));
                 lowering.values.insert(*id, tensor);
             }
-            arguments.push(GraphValue { name: Some(value.name.clone()), ty });
+            arguments.push(GraphValue { name: Some(value.name.clone()), ty, mutable: is_state });
         }
         let types: Vec<TypeId> = arguments.iter().map(|argument| argument.ty).collect();
         lowering.body = BodyBuilder::new(&types);
+        for id in constrained_inputs {
+            if let Some(tensor) = lowering.values.get(&id).cloned() {
+                let plain = lowering.unconstrained(&tensor);
+                lowering.values.insert(id, plain);
+            }
+        }
         if problems.is_empty() {
             problems = lowering.ops(function);
         }
@@ -171,22 +193,45 @@ impl<'m> Lowering<'m> {
         }
     }
 
-    /// Ends the body with the function's outputs and a token for each state.
+    /// Ends the body with a token for each state, then the function's outputs: the order of Apple's exporter, which
+    /// names tokens after their states.
     fn results(&mut self, function: &Function) -> Result<Vec<GraphValue>, String> {
         let (mut results, mut operands) = (Vec::new(), Vec::new());
-        for id in &function.block.outputs {
-            let tensor = self.value(*id)?;
-            let ty = self.ty(&tensor.shape, tensor.element);
-            results.push(GraphValue { name: Some(function.value(*id).name.clone()), ty });
-            operands.push(tensor.id);
-        }
         let token = self.module.token();
         for id in self.states.keys().copied().collect::<Vec<_>>() {
             operands.push(self.newest_token(id));
-            results.push(GraphValue { name: None, ty: token });
+            results.push(GraphValue::named(&self.states[&id].name, token));
+        }
+        for id in &function.block.outputs {
+            let tensor = self.value(*id)?;
+            let name = &function.value(*id).name;
+            let (operand, ty) = match self.constrained(name, &tensor) {
+                Some(ty) => (self.copied_to(&tensor, ty), ty),
+                None => (tensor.id, self.ty(&tensor.shape, tensor.element)),
+            };
+            results.push(GraphValue::named(name, ty));
+            operands.push(operand);
         }
         self.body.op(self.module, "dataflow.output_v1", &[], &operands, &[], Vec::new());
         Ok(results)
+    }
+
+    // ---- memory
+
+    /// Type of an input, state or output in memory, if its name has constraints.
+    fn constrained(&mut self, name: &str, tensor: &Tensor) -> Option<TypeId> {
+        let constraints = self.memory.get(name)?.clone();
+        Some(self.module.constrained_tensor(&tensor.shape, tensor.element, Some(constraints)))
+    }
+
+    /// Copies a value from memory with constraints.
+    fn unconstrained(&mut self, tensor: &Tensor) -> Tensor {
+        self.op("ax.copy_discarding_constraints_v1", &[tensor], &tensor.shape, tensor.element)
+    }
+
+    /// Copies a value to memory with constraints; returns the number of the copy.
+    fn copied_to(&mut self, tensor: &Tensor, constrained: TypeId) -> u32 {
+        self.body.op(self.module, "ax.copy_with_constraints_v1", &[], &[tensor.id], &[constrained], Vec::new())
     }
 
     // ---- arguments
@@ -609,13 +654,16 @@ impl<'m> Lowering<'m> {
     pub(super) fn read_state(&mut self, op: &Op) -> Result<Tensor, String> {
         let (id, state) = self.state(op)?;
         let token = self.newest_token(id);
-        let types = [self.ty(&state.ty.shape, state.ty.element), self.module.token()];
+        let ty = state.constrained.unwrap_or_else(|| self.ty(&state.ty.shape, state.ty.element));
+        let types = [ty, self.module.token()];
         let operands = [state.handle, token];
         let value = self.body.op(self.module, "dataflow.read_handle_v1", &[], &operands, &types, Vec::new());
+        let constrained = state.constrained;
         if let Some(state) = self.states.get_mut(&id) {
             state.token = Some(value + 1);
         }
-        Ok(Tensor { id: value, ..state.ty })
+        let read = Tensor { id: value, ..state.ty };
+        Ok(if constrained.is_some() { self.unconstrained(&read) } else { read })
     }
 
     /// Writes a state.
@@ -624,7 +672,8 @@ impl<'m> Lowering<'m> {
         let data = self.tensor(op, "data")?;
         let token = self.newest_token(id);
         let ty = self.module.token();
-        let operands = [state.handle, data.id, token];
+        let data = state.constrained.map_or(data.id, |ty| self.copied_to(&data, ty));
+        let operands = [state.handle, data, token];
         let token = self.body.op(self.module, "dataflow.write_handle_v1", &[], &operands, &[ty], Vec::new());
         if let Some(state) = self.states.get_mut(&id) {
             state.token = Some(token);

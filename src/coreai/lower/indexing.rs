@@ -95,6 +95,9 @@ fn gather_nd(l: &mut Lowering<'_>, op: &Op) -> Lowered {
     Ok(vec![l.op("primitive.gather_nd_v1", &[&x, &numbers], &shape, x.element)])
 }
 
+/// Modes of a scatter along an axis, by their code.
+const SCATTER_MODES: [&str; 7] = ["update", "add", "sub", "mul", "div", "max", "min"];
+
 /// Scatters slices; `indices` name their places in the leading axes. The runtime takes a scatter along an axis with
 /// several modes, and one of slices with none, so the named axes become one.
 fn scattered(
@@ -105,8 +108,7 @@ fn scattered(
     updates: &Tensor,
 ) -> Result<Tensor, String> {
     let mode = l.text(op, "mode", "add");
-    let mode =
-        ["update", "add", "sub", "mul"].iter().position(|known| *known == mode).ok_or(format!("mode `{mode}`"))?;
+    let mode = SCATTER_MODES.iter().position(|known| *known == mode).ok_or(format!("mode `{mode}`"))?;
     let product = |sizes: &[u64]| sizes.iter().product::<u64>();
     let depth = *indices.shape.last().ok_or("indices of rank 0")? as usize;
     let (count, rows) = (product(&indices.shape[..indices.rank() - 1]), product(&data.shape[..depth]));
