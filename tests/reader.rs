@@ -1,5 +1,5 @@
-//! The book's page on bundles is enough to write a runtime: tests/reader was written from its words alone, in Python
-//! with numpy, and gives the logits of anec's own runtime and those of transformers.
+//! The book's pages on bundles and assets are enough to write a runtime: tests/reader was written from their words alone,
+//! in Python with numpy, and gives the logits of anec's own runtime and those of transformers.
 
 use crate::common::{coremltools, folder};
 
@@ -26,6 +26,7 @@ const fn case(model: &'static str, changes: &'static [&'static str]) -> Case {
 }
 
 const INT8: &str = "quant.weights=int8";
+const CORE_AI: &str = "format=coreai";
 const DIVIDED: &str = "shards.divide=attention_mlp";
 
 const CASES: &[Case] = &[
@@ -98,6 +99,18 @@ const CASES: &[Case] = &[
     case("falcon_h1-grouped", &["context=[24, 40]", DIVIDED, "lengths={fixed: [1, 4]}", "state=unified"]),
     case("lfm2_moe-default", &["context=40", DIVIDED, "experts=split", "state=host"]),
     case("privacy_filter-default", &["context=48", DIVIDED, "lengths={fixed: [8, 17]}"]),
+    // an asset of Core AI: a function for each number of tokens, masks and states of each form, recurrences, experts,
+    // windows over a whole text
+    case("llama-default", &[CORE_AI, "context=40"]),
+    case("qwen3-default", &[CORE_AI, "lengths={fixed: [7]}", "context=64"]),
+    Case { chunk: Some(3), ..case("gemma3-default", &[CORE_AI, "context=48", "layout=bc1s", "state=unified"]) },
+    case("gemma2-default", &[CORE_AI, "context=40", "rope=product", "activations=native", "state=host"]),
+    case("qwen3_5-default", &[CORE_AI, "context=40", "recurrent_states=input_output"]),
+    case("lfm2_moe-default", &[CORE_AI, "context=[24, 40]", "lengths={fixed: [1, 4]}", "experts=split"]),
+    case("granite-default", &[CORE_AI, "context=40", "lm_head={split: 3, argmax: true}"]),
+    case("privacy_filter-default", &[CORE_AI, "context=48", "lengths={fixed: [8, 48]}"]),
+    case("olmo2-default", &[CORE_AI, "context=40", INT8]),
+    case("llama-bias", &[CORE_AI, "context=40", "quant.weights=palette8", "quant.row_scale=true"]),
     // weights of a byte
     case("olmo2-default", &["context=40", INT8]),
     // palettes of rows that have a scale, and integers of blocks
@@ -146,17 +159,31 @@ fn a_runtime_of_the_books_words_runs_every_bundle() {
     for (index, case) in CASES.iter().enumerate() {
         let source = format!("tests/fixtures/families/{}", case.model);
         let (bundle, own) = (path(index, "bundle"), path(index, "own.safetensors"));
-        let (bundle_name, own_name) = (bundle.to_str().unwrap(), own.to_str().unwrap());
-        let mut command = vec!["convert", "--source", &source, "--out", bundle_name, "--no-compile"];
-        for change in ["quant.weights=none"].iter().chain(case.changes) {
-            command.extend(["--set", change]);
-        }
-        let (code, _, stderr) = run(&command);
-        assert_eq!(code, 0, "{} {:?}: {stderr}", case.model, case.changes);
+        let own_name = own.to_str().unwrap();
+        let convert = |out: &Path, changes: &[&str]| {
+            let mut command = vec!["convert", "--source", &source, "--out", out.to_str().unwrap(), "--no-compile"];
+            for change in ["quant.weights=none"].iter().chain(changes) {
+                command.extend(["--set", change]);
+            }
+            let (code, _, stderr) = run(&command);
+            assert_eq!(code, 0, "{} {changes:?}: {stderr}", case.model);
+        };
+        convert(&bundle, case.changes);
+        // anec's executor runs packages, not assets
+        let packages = match case.changes.contains(&CORE_AI) {
+            false => bundle.clone(),
+            true => {
+                let packages = path(index, "packages");
+                let changes: Vec<&str> = case.changes.iter().copied().filter(|change| *change != CORE_AI).collect();
+                convert(&packages, &changes);
+                packages
+            }
+        };
+        let packages = packages.to_str().unwrap();
         let (mut tokens, ..) = logits(&repository(&source).join(case.golden));
         tokens.truncate(case.tokens.unwrap_or(tokens.len()));
         let list = tokens.iter().map(i32::to_string).collect::<Vec<_>>().join(",");
-        let (code, _, stderr) = run(&["logits", bundle_name, "--ids", &list, "--out", own_name, "--precision", "f32"]);
+        let (code, _, stderr) = run(&["logits", packages, "--ids", &list, "--out", own_name, "--precision", "f32"]);
         assert_eq!(code, 0, "{} {:?}: {stderr}", case.model, case.changes);
         calls.push(json!({"bundle": bundle, "tokens": tokens, "chunk": case.chunk, "out": path(index, "read")}));
     }

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from aicode import Asset
 from mil import Package
-
-MASKED = -1e4
 
 
 class Bundle:
@@ -18,7 +17,10 @@ class Bundle:
         assert self.json["schema_version"] in (2, 3), "convert the model again"
         self.model = self.json["model"]
         self.functions = self.json["functions"]
-        self.packages = {f["package"]: Package(self.folder / f["package"]) for f in self.functions}
+        self.is_core_ai = self.json["manifest"].get("format") == "coreai"
+        self.masked = np.float32(-4e4 if self.is_core_ai else -1e4)
+        program = Asset if self.is_core_ai else Package
+        self.packages = {name: program(self.folder / name) for name in {f["package"] for f in self.functions}}
         self.host = safetensors(self.folder / self.json["host"]["file"]["file"])
 
     def run(self, function, inputs, states):
@@ -149,13 +151,13 @@ class Text:
             cos, sin = self.rope[port["table"]]
             return (cos if role == "rope_cos" else sin)[positions].reshape(shape)
         if role == "attention_mask":
-            mask = np.full((size, shape[3]), MASKED, np.float32)
+            mask = np.full((size, shape[3]), self.bundle.masked)
             for t, p in enumerate(positions):
                 first = max(0, p + 1 - port["window"]) if "window" in port else 0
                 mask[t, np.arange(first, p + 1) % shape[3]] = 0
             return mask.reshape(shape)
         if role == "past_mask":
-            mask = np.full((size, shape[3]), MASKED, np.float32)
+            mask = np.full((size, shape[3]), self.bundle.masked)
             for t, p in enumerate(positions):
                 first = max(0, p + 1 - port["window"]) if "window" in port else 0
                 mask[t, np.arange(first, max(first, position)) % shape[3]] = 0
@@ -164,7 +166,7 @@ class Text:
             # a filler sees what the last token sees
             i = np.minimum(i, count - 1)
             seen = (j <= i) & (i - j < port.get("window", size))
-            return np.where(seen, np.float32(0), np.float32(MASKED)).reshape(shape)
+            return np.where(seen, np.float32(0), self.bundle.masked).reshape(shape)
         if role == "kv_write_mask":
             mask = np.zeros((shape[2], size), np.float32)
             for t in range(count):
@@ -180,7 +182,7 @@ class Text:
             return np.stack(planes).astype(np.float32).reshape(shape)
         if role == "band_mask":
             seen = (abs(i - j) <= port["band"]) & (i < count) & (j < count)
-            return np.where(seen, np.float32(0), np.float32(MASKED)).reshape(shape)
+            return np.where(seen, np.float32(0), self.bundle.masked).reshape(shape)
         raise AssertionError(f"no word of the role {role}")
 
     def logits(self, hidden):
