@@ -10,6 +10,7 @@ mod families;
 mod generated;
 mod links;
 mod plots;
+mod security;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
