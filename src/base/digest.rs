@@ -15,7 +15,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::Digest;
 
-use crate::file::open_file;
+use crate::regular;
 
 /// Digest of some bytes. Its text form is `blake3:` or `sha256:` and 64 hexadecimal digits; without a prefix it is
 /// SHA-256.
@@ -77,7 +77,7 @@ impl ContentDigest {
     /// If the file can't be read.
     pub fn sha256_of_file(path: &Path) -> io::Result<Self> {
         let mut hasher = sha2::Sha256::new();
-        let (mut file, length) = open_file(path).map_err(|error| error.error)?;
+        let (mut file, length) = regular::open(path)?;
         read_through(&mut file, length, |bytes| hasher.update(bytes))?;
         Ok(ContentDigest::Sha256(hexadecimal(&hasher.finalize())))
     }
@@ -139,14 +139,14 @@ impl FileDigester {
             Ok::<_, io::Error>(hasher)
         };
         if self.subtrees.is_empty() {
-            return hashed(&mut regular(path)?, 0).map(|hasher| ContentDigest::blake3(&hasher.finalize()));
+            return hashed(&mut regular::open(path)?.0, 0).map(|hasher| ContentDigest::blake3(&hasher.finalize()));
         }
         self.subtrees.par_chunks(SUBTREES_PER_TASK).enumerate().try_for_each(|(chunk, subtrees)| {
             let mut file = None;
             for (index, subtree) in subtrees.iter().enumerate().filter(|(_, subtree)| subtree.get().is_none()) {
                 let file = match &mut file {
                     Some(file) => file,
-                    None => file.insert(regular(path)?),
+                    None => file.insert(regular::open(path)?.0),
                 };
                 let value = hashed(file, chunk * SUBTREES_PER_TASK + index)?.finalize_non_root();
                 subtree.get_or_init(|| value);
@@ -228,11 +228,6 @@ impl TryFrom<String> for ContentDigest {
             _ => Err(InvalidDigest(text)),
         }
     }
-}
-
-/// Opens a regular file.
-fn regular(path: &Path) -> io::Result<File> {
-    open_file(path).map(|(file, _)| file).map_err(|error| error.error)
 }
 
 #[cfg(test)]

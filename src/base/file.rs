@@ -11,6 +11,7 @@ use memmap2::Mmap;
 use crate::digest::{ContentDigest, FileDigester};
 use crate::error::{Diagnostic, Fault};
 use crate::fault::Registration;
+use crate::regular;
 use crate::release::Released;
 
 /// Failure to open, map, read or write a file.
@@ -61,22 +62,12 @@ impl Diagnostic for FileError {
     }
 }
 
-/// Opens a regular file and returns it with its size. Folders, pipes, sockets and devices are refused: a pipe without a
-/// writer blocks for ever, and a device has no end.
+/// Opens a regular file and returns it with its size. Folders, pipes, sockets and devices are refused.
 ///
 /// # Errors
 /// If it isn't a regular file, or the system refuses.
 pub fn open_file(path: &Path) -> Result<(File, u64), FileError> {
-    let refused = |error: io::Error| FileError::of(path, "open")(error);
-    // before it is opened, which blocks for pipes
-    let metadata = std::fs::metadata(path).map_err(refused)?;
-    if !metadata.is_file() {
-        let kind = if metadata.is_dir() { "a folder" } else { "a pipe, socket or device" };
-        return Err(refused(io::Error::new(io::ErrorKind::InvalidInput, format!("it is {kind}, not a file"))));
-    }
-    let file = File::open(path).map_err(refused)?;
-    let length = file.metadata().map_err(refused)?.len();
-    Ok((file, length))
+    regular::open(path).map_err(FileError::of(path, "open"))
 }
 
 /// File mapped into memory, or bytes that were never a file.

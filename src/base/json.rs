@@ -16,7 +16,7 @@
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::listing::quote;
+use crate::listing::{quote, sentence};
 
 /// Reason why JSON isn't what was expected.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -95,23 +95,13 @@ fn in_words(message: &str) -> String {
     }
     for (kind, words) in [("unknown variant ", "unknown value "), ("unknown field ", "unknown key ")] {
         if let Some((name, wanted)) = message.strip_prefix(kind).and_then(|rest| rest.rsplit_once(", expected ")) {
-            return format!("{words}{}, expected {}", quote(name), shortened(wanted));
+            return format!("{words}{}, expected {}", quote(name), sentence(wanted));
         }
     }
     if message.starts_with("data did not match any variant") {
         return "it has none of the known forms".to_owned();
     }
-    shortened(message)
-}
-
-/// Maximum length of a sentence of a deserializer in characters.
-const MAX_SENTENCE: usize = 400;
-
-fn shortened(text: &str) -> String {
-    match text.char_indices().nth(MAX_SENTENCE) {
-        None => text.to_owned(),
-        Some((end, _)) => format!("{}…", &text[..end]),
-    }
+    sentence(message)
 }
 
 fn found_words(found: &str) -> String {
@@ -148,7 +138,7 @@ fn wanted_words(wanted: &str) -> String {
         _ if wanted.starts_with("a tuple") || wanted.starts_with("an array") || wanted.starts_with("tuple") => {
             number(wanted).map_or_else(|| "a list".to_owned(), |count| format!("a list of {count} values"))
         }
-        _ => shortened(wanted),
+        _ => sentence(wanted),
     }
 }
 

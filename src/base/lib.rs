@@ -29,6 +29,7 @@ mod name;
 pub mod output;
 pub mod progress;
 pub mod random;
+mod regular;
 mod release;
 pub mod resources;
 mod skip;

@@ -7,6 +7,8 @@ use std::fmt::Display;
 const MAX_ITEMS: usize = 10;
 /// Maximum length of a quotation in characters.
 const MAX_CHARS: usize = 120;
+/// Maximum length of a library's message in characters.
+const MAX_SENTENCE: usize = 400;
 /// Maximum length of a message's line in characters.
 const MAX_LINE: usize = 2000;
 /// Maximum number of lines of a message.
@@ -46,6 +48,21 @@ pub fn quote(text: &str) -> Cow<'_, str> {
         None if line.len() == text.len() => line.into(),
         None => format!("{line}…").into(),
         Some(_) => line.chars().take(MAX_CHARS - 1).chain(['…']).collect::<String>().into(),
+    }
+}
+
+/// Returns a library's message, which may quote what it read, up to a limit.
+///
+/// ```
+/// use anec_base::listing::sentence;
+///
+/// assert_eq!(sentence("unsupported type"), "unsupported type");
+/// assert_eq!(sentence(&"x".repeat(5000)).chars().count(), 401);
+/// ```
+pub fn sentence(text: &str) -> String {
+    match text.char_indices().nth(MAX_SENTENCE) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}…", &text[..end]),
     }
 }
 

@@ -4,6 +4,7 @@ pub mod probe;
 
 use std::sync::Arc;
 
+use anec_base::listing::sentence;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
@@ -183,7 +184,7 @@ fn for_clients(problem: &str) -> String {
         return TOO_COMPLEX.into();
     }
     let problem = problem.split("\n<state>").next().unwrap_or(problem).trim_end();
-    problem.replace("Unimplemented keys", "keywords that can't be kept to")
+    sentence(&problem.replace("Unimplemented keys", "keywords that can't be kept to"))
 }
 
 fn grammar(problem: String) -> RuntimeError {
@@ -246,12 +247,15 @@ mod tests {
             Grammar::Regex("((a{1000}){1000}){1000}".into()),
             Grammar::Regex("(".into()),
             Grammar::JsonSchema(json!({"type": "strin"})),
+            Grammar::JsonSchema(json!({"type": "string", "const": "y".repeat(3000), "pattern": "^x$"})),
+            Grammar::JsonSchema(json!({"type": "string", "enum": ["y".repeat(3000)], "maxLength": 2, "minLength": 9})),
             Grammar::JsonSchema(json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}})),
             Grammar::JsonSchema(json!({"type": "array", "items": {"type": "string"}, "minItems": 4_000_000_000u64})),
         ] {
             let start = std::time::Instant::now();
             let problem = problem(&form).unwrap_or_default();
             assert!(start.elapsed().as_secs() < 5, "{:?} for {problem}", start.elapsed());
+            assert!(problem.len() < 2000, "{} bytes", problem.len());
             for word in ["panic", "backtrace", "<state>", "Some("] {
                 assert!(!problem.contains(word), "{problem}");
             }
