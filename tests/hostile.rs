@@ -134,6 +134,34 @@ fn tokenizers_that_cant_be_used_are_refused_by_every_verb() {
     }
 }
 
+/// Numbers of `bundle.json` that no function has: findings of the structure gate, and no sum of them overflows.
+#[test]
+fn numbers_that_no_function_has_are_findings() {
+    let room = tempfile::tempdir().unwrap();
+    let own = room.path().join("own.anec");
+    model::copy(bundle(), &own);
+    let whole = folder::json(&own.join("bundle.json"));
+    for (place, value) in [
+        ("/functions/0/tokens", json!({"range": [9, 1]})),
+        ("/functions/0/tokens", json!({"range": [2_000_000_000, 1]})),
+        ("/functions/0/tokens", json!({"range": [1, 2_000_000_000]})),
+        ("/functions/0/tokens", json!({"fixed": 0})),
+        ("/config/num_attention_heads", json!(u64::MAX)),
+        ("/config/num_attention_heads", json!(1u64 << 62)),
+        ("/config/intermediate_size", json!(u64::MAX)),
+        ("/model/hidden_size", json!(2_000_000_000)),
+        ("/host/file/bytes", json!(1u64 << 47)),
+    ] {
+        edit_json(&own.join("bundle.json"), |json| {
+            *json = whole.clone();
+            *json.pointer_mut(place).unwrap_or_else(|| panic!("{place}")) = value.clone();
+        });
+        let what = format!("{place}: {value}");
+        let (code, stdout, stderr) = ends(&what, anec().args(["validate", text(&own), "--structure"]));
+        assert!(matches!(code, 1 | 4) && !stderr.contains("panicked"), "{what}: {code} {stdout}{stderr}");
+    }
+}
+
 /// Schemas that take a compiler minutes or gigabytes, on the command line.
 #[test]
 fn schemas_that_explode_are_refused_on_the_command_line() {

@@ -290,7 +290,8 @@ fn types(functions: &[&FunctionEntry], package: &Package) -> Vec<String> {
 fn sizes(tokens: TokenCount) -> Vec<u64> {
     match tokens {
         TokenCount::Fixed(size) => vec![size],
-        TokenCount::Range(lower, upper) if upper - lower < MAX_SIZES => (lower..=upper).collect(),
+        // a range that ends before it begins is a finding of the bundle
+        TokenCount::Range(lower, upper) if upper.saturating_sub(lower) < MAX_SIZES => (lower..=upper).collect(),
         TokenCount::Range(lower, upper) => (lower..lower + MAX_SIZES - 1).chain([upper]).collect(),
     }
 }

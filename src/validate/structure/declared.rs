@@ -72,17 +72,18 @@ fn width_problem(bundle: &Bundle, function: &Function, op: &Op) -> Option<String
     let own = |key: &str| of_layer[key].as_u64().or_else(|| config[key].as_u64());
     let heads = |key: &str| of_layer["heads"][key].as_u64().or_else(|| config[key].as_u64());
     let (keys, expected) = match *end {
-        "_attn_q_proj" => {
-            ("num_attention_heads, head_dim", config["num_attention_heads"].as_u64()? * heads("head_dim")?)
-        }
+        "_attn_q_proj" => (
+            "num_attention_heads, head_dim",
+            config["num_attention_heads"].as_u64()?.saturating_mul(heads("head_dim")?),
+        ),
         "_attn_k_proj" | "_attn_v_proj" => {
-            ("num_key_value_heads, head_dim", heads("num_key_value_heads")? * heads("head_dim")?)
+            ("num_key_value_heads, head_dim", heads("num_key_value_heads")?.saturating_mul(heads("head_dim")?))
         }
         _ => ("intermediate_size", own("intermediate_size")?),
     };
     let found = function.tensor_type(*op.outputs.first()?)?.shape.get(1)?.fixed()?;
     // gated attention has gates beside its queries
-    let gated = *end == "_attn_q_proj" && config["gated_attention"] == true && found == 2 * expected;
+    let gated = *end == "_attn_q_proj" && config["gated_attention"] == true && found == expected.saturating_mul(2);
     // half of the values of compressed convolutional attention come from the position before
     let halved = *end == "_attn_v_proj" && !config["cca"].is_null() && 2 * found == expected;
     (found != expected && !gated && !halved)
