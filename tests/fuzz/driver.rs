@@ -14,7 +14,7 @@ mod templates;
 mod tokenizers;
 
 use std::io::Write;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -147,7 +147,11 @@ fn child(target: &Target, room: &Path, first: u64, count: u64, time: Duration) -
     command.args(["fuzz::fuzz_child", "--exact", "--nocapture", "--test-threads", "1"]);
     command.env(CHILD, format!("{} {first} {count} {}", target.name, time.as_secs_f64())).env(ROOM, room);
     let log = std::fs::File::create(room.join("log")).unwrap();
-    let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).status().unwrap();
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).process_group(0);
+    let mut child = command.spawn().unwrap();
+    let status = child.wait().unwrap();
+    // servers that it started
+    let _ = Command::new("/bin/kill").args(["-KILL", "--", &format!("-{}", child.id())]).stderr(Stdio::null()).status();
     let text = std::fs::read_to_string(&progress).unwrap();
     let (done, accepted) = text.split_once(' ').expect("two numbers");
     let problem = (!status.success()).then(|| {

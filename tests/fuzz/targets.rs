@@ -260,21 +260,22 @@ fn request(bytes: &[u8]) -> Result<(), String> {
 /// Gives a line to a process that answers lines.
 fn line(bytes: &[u8]) -> Result<(), String> {
     use std::io::{BufRead, BufReader, Lines};
-    use std::process::{ChildStdin, ChildStdout, Stdio};
+    use std::process::{Child, ChildStdout, Stdio};
     use std::sync::Mutex;
-    static PIPES: LazyLock<Mutex<(ChildStdin, Lines<BufReader<ChildStdout>>)>> = LazyLock::new(|| {
+    static PIPES: LazyLock<Mutex<(Child, Lines<BufReader<ChildStdout>>)>> = LazyLock::new(|| {
         let mut command = crate::common::folder::anec();
         command.arg("serve").arg(ROOM.join("served.anec")).arg("--stdin");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.next().unwrap().unwrap().starts_with("READY "));
-        Mutex::new((child.stdin.take().unwrap(), lines))
+        Mutex::new((child, lines))
     });
     let mut pipes = PIPES.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     // a line that is always answered shows where the answers to the other one end
     const END: &str = "the end of an input";
     let end = json!({"tokens": [], "id": END});
-    pipes.0.write_all(&[bytes, b"\n", end.to_string().as_bytes(), b"\n"].concat()).expect("the process reads");
+    let input = pipes.0.stdin.as_mut().expect("it is a pipe");
+    input.write_all(&[bytes, b"\n", end.to_string().as_bytes(), b"\n"].concat()).expect("the process reads");
     let mut result = Ok(());
     loop {
         let answer = pipes.1.next().expect("the process answers").expect("an answer is text");
