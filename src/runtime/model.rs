@@ -243,6 +243,10 @@ fn read(folder: &Path) -> Result<(Bundle, Arc<HostTables>)> {
 /// As [`read`]; the CPU executor runs MIL, which only packages of Core ML hold.
 fn read_for_cpu(folder: &Path) -> Result<(Bundle, Arc<HostTables>)> {
     let (bundle, host) = read(folder)?;
+    // the executor may call functions in other sizes than those that the bundle names
+    if let Some(problem) = bundle.check().into_iter().next() {
+        return Err(RuntimeError::bundle(folder.join(anec_bundle::FILE_NAME), problem).into());
+    }
     if !bundle.manifest.format.is_coreml() {
         let problem = "the bundle has `format: coreai`, whose asset the CPU executor doesn't run; use the backend coreai, \
                        or convert the model with `format: coreml`";
