@@ -1,5 +1,5 @@
-//! Apple's contract for language models: signatures and logits of Apple's own exporter (`tests/fixtures/coreai_llm`), and
-//! goldens of transformers, with the calls of Apple's engine in Python (`tests/coreai_llm.py`) on Apple's runtime.
+//! Apple's contract for language models: signatures and logits of Apple's own exporter (`tests/fixtures/coreai_llm`),
+//! and goldens of transformers, with the calls of Apple's engine in Python (`tests/coreai_llm.py`) on Apple's runtime.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -290,7 +290,7 @@ fn a_folder_for_apples_engine_has_its_files() {
     assert!(bytes(&out) == bytes(&again));
 }
 
-/// What Apple's engine has no place for is refused by name.
+/// Models that Apple's engine has no place for are refused by name.
 #[test]
 fn models_without_a_place_are_refused() {
     let families = repository("tests/fixtures/families");

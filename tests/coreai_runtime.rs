@@ -180,8 +180,8 @@ fn every_number_format_is_the_same_on_apples_runtime() {
     }
 }
 
-/// Graph forms, number formats, states and lengths in combinations that nobody chose, against transformers where weights
-/// aren't quantized, and against the executor. `ANEC_SEED` draws others.
+/// Graph forms, number formats, states and lengths in combinations that nobody chose, against transformers where
+/// weights aren't quantized, and against the executor. `ANEC_SEED` draws others.
 #[test]
 fn forms_meet_at_random_on_apples_runtime() {
     let Some(options) = runtime() else { return };

@@ -1,5 +1,5 @@
-//! The book's pages on bundles and assets are enough to write a runtime: tests/reader was written from their words alone,
-//! in Python with numpy, and gives the logits of anec's own runtime and those of transformers.
+//! The book's pages on bundles and assets are enough to write a runtime: tests/reader was written from their words
+//! alone, in Python with numpy, and gives the logits of anec's own runtime and those of transformers.
 
 use crate::common::{coremltools, folder};
 

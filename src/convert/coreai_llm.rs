@@ -129,10 +129,13 @@ impl<'a> EngineModel<'a> {
         for (name, constraints) in self.dimensions.memory() {
             plan.constrain(name, constraints);
         }
-        let functions = self.functions()?;
-        functions.iter().for_each(|function| plan.try_add(&function.name, function));
+        let mut count = 0;
+        self.each_function(|function| {
+            plan.try_add(&function.name, &function);
+            count += 1;
+        })?;
         plan.check()?;
-        Ok((plan.finish(), functions.len()))
+        Ok((plan.finish(), count))
     }
 
     /// Writes all files into a folder; returns the number of functions.

@@ -9,7 +9,7 @@ use super::conversion::part;
 use super::table::table;
 use super::{bytes, counted};
 use anec_bundle::{Bundle, TokenCount};
-use anec_coreai::inventory::{AssetInventory, GraphInventory};
+use anec_coreai::inventory::{AssetFinding, AssetInventory, GraphInventory};
 use anec_package::describe::{FunctionInventory, Inventory};
 use anec_source::gguf::{GgufArray, GgufMetadata, GgufValue};
 use anec_source::onnx::{CONFIG, OnnxBundle};
@@ -299,10 +299,24 @@ pub fn asset(path: &Path, inventory: &AssetInventory) -> String {
     if !constants.is_empty() {
         text.push_str(&format!("constants: {}\n", constants.join(", ")));
     }
-    for finding in &inventory.findings {
-        text.push_str(&format!("note: {finding}\n"));
+    text + &asset_findings(&inventory.findings)
+}
+
+/// Findings; one that several functions share is one line.
+fn asset_findings(findings: &[AssetFinding]) -> String {
+    let mut lines = Vec::new();
+    for (index, finding) in findings.iter().enumerate() {
+        let is_alike = |other: &&AssetFinding| other.problem == finding.problem && other.function.is_some();
+        if finding.function.is_none() {
+            lines.push(format!("note: {finding}\n"));
+        } else if !findings[..index].iter().any(|other| is_alike(&other)) {
+            lines.push(match findings.iter().filter(is_alike).count() {
+                1 => format!("note: {finding}\n"),
+                count => format!("note: {finding}; alike in {}\n", counted(count - 1, "other function")),
+            });
+        }
     }
-    text
+    lines.concat()
 }
 
 fn asset_function(function: &GraphInventory) -> String {

@@ -194,7 +194,8 @@ class Asset:
                 assert kind == 7
                 start, end = self.resources[cursor.number()]
                 data = self.data[start:end]
-                array = unpacked(data, code, count) if code in PACKED else np.frombuffer(data, FLOATS.get(code) or INTEGERS.get(code, np.uint8))
+                dtype = FLOATS.get(code) or INTEGERS.get(code, np.uint8)
+                array = unpacked(data, code, count) if code in PACKED else np.frombuffer(data, dtype)
             self.constants[key] = as_values(array, code).reshape(shape)
         return self.constants[key]
 

@@ -1,9 +1,10 @@
 //! Graphs of the contract, around the functions of the bundle.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use anec_base::Result;
-use anec_bundle::{FunctionEntry, PortRole, StateRole};
+use anec_bundle::{FunctionEntry, Port, PortRole, StateRole};
 use anec_manifest::{Granularity, NumberFormat, Overflow, WeightFormat};
 use anec_mil::builder::OpInput;
 use anec_mil::{Constant, DataType, Function, FunctionBuilder, TensorType, ValueId};
@@ -38,24 +39,24 @@ struct Cache {
 }
 
 impl EngineModel<'_> {
-    /// All functions of the asset.
-    pub(super) fn functions(&self) -> Result<Vec<Function>> {
+    /// Builds the functions of the asset, one after another.
+    pub(super) fn each_function(&self, mut add: impl FnMut(Function)) -> Result<()> {
         let table = self.exported.embedding()?;
         let format =
             NumberFormat { weights: WeightFormat::Int8, granularity: Granularity::PerTensor, ..NumberFormat::FP16 };
         let table = CodedWeight::new(SourceWeight::from(table), format, Overflow::default(), None);
-        let mut functions = vec![self.load_embeddings(&table)?];
+        add(self.load_embeddings(&table)?);
         for tokens in QUERIES {
-            functions.push(self.gather_embeddings(tokens, &table)?);
+            add(self.gather_embeddings(tokens, &table)?);
         }
         for fills in [false, true] {
             for context in &self.bundle.model.contexts {
                 for tokens in QUERIES {
-                    functions.push(self.call(*context, tokens, fills)?);
+                    add(self.call(*context, tokens, fills)?);
                 }
             }
         }
-        Ok(functions)
+        Ok(())
     }
 
     fn begin(&self, name: &str) -> FunctionBuilder {
@@ -63,7 +64,7 @@ impl EngineModel<'_> {
     }
 
     /// `load_embeddings`: the table of int8 codes.
-    fn load_embeddings(&self, table: &std::sync::Arc<CodedWeight>) -> Result<Function> {
+    fn load_embeddings(&self, table: &Arc<CodedWeight>) -> Result<Function> {
         let mut ops = self.begin("load_embeddings");
         let ty = TensorType::new(DataType::Int8, self.dimensions.table());
         let codes = ops.constant("codes", Constant::content(ty, table.data()));
@@ -72,7 +73,7 @@ impl EngineModel<'_> {
     }
 
     /// `gather_embeddings_Q`: rows of the table times its scale.
-    fn gather_embeddings(&self, tokens: u64, table: &std::sync::Arc<CodedWeight>) -> Result<Function> {
+    fn gather_embeddings(&self, tokens: u64, table: &Arc<CodedWeight>) -> Result<Function> {
         let mut ops = self.begin(&format!("gather_embeddings_{tokens}"));
         let ids = ops.input("in_new_token_ids", TensorType::new(DataType::Int32, [1, tokens]));
         let codes = ops.input(TABLE, TensorType::new(DataType::Int8, self.dimensions.table()));
@@ -117,10 +118,9 @@ impl EngineModel<'_> {
                 PortRole::Hidden => !(fills && index + 1 == layers.len()),
                 role => matches!(role, PortRole::CacheRows { .. }),
             };
-            let names = entry.outputs.iter().filter(|port| wanted(&port.role));
-            let names: Vec<&anec_bundle::Port> = names.collect();
-            let results = self.inlined(&mut ops, entry, &call, hidden, &caches, &names)?;
-            for (port, result) in names.iter().zip(results) {
+            let outputs: Vec<&Port> = entry.outputs.iter().filter(|port| wanted(&port.role)).collect();
+            let results = self.inlined(&mut ops, entry, &call, hidden, &caches, &outputs)?;
+            for (port, result) in outputs.iter().zip(results) {
                 match &port.role {
                     PortRole::CacheRows { holds, .. } => {
                         let columns = self.cache_columns(&mut ops, result, tokens);
@@ -149,8 +149,8 @@ impl EngineModel<'_> {
         entry: &FunctionEntry,
         call: &Call,
         hidden: ValueId,
-        caches: &[Cache; 2],
-        outputs: &[&anec_bundle::Port],
+        caches: &[Cache],
+        outputs: &[&Port],
     ) -> Result<Vec<ValueId>> {
         let callee = self.exported.function(entry, call.tokens)?;
         let mut inputs = BTreeMap::new();
@@ -161,9 +161,10 @@ impl EngineModel<'_> {
                 PortRole::RopeSin { table } => self.exported.rotary(ops, table, call.positions, false)?,
                 PortRole::PastMask { window } => call.past_mask(ops, *window),
                 PortRole::CallMask { window } => call.call_mask(ops, *window),
-                PortRole::Cache { holds, .. } => {
-                    self.cache_of_layer(ops, caches[usize::from(!is_keys(holds))].before, holds)
-                }
+                PortRole::Cache { holds, .. } => match caches.get(usize::from(!is_keys(holds))) {
+                    Some(cache) => self.cache_of_layer(ops, cache.before, holds),
+                    None => continue,
+                },
                 // refused when the bundle was opened
                 _ => continue,
             };
@@ -182,8 +183,7 @@ impl EngineModel<'_> {
         let mut pieces = Vec::new();
         for entry in self.entries(None, call.tokens) {
             let outputs: Vec<_> = entry.outputs.iter().filter(|port| port.role == PortRole::Logits).collect();
-            let no_caches = [(); 2].map(|()| Cache { state: hidden, before: hidden, columns: Vec::new() });
-            for piece in self.inlined(ops, entry, call, hidden, &no_caches, &outputs)? {
+            for piece in self.inlined(ops, entry, call, hidden, &[], &outputs)? {
                 let is_last = ops.ty(piece).fixed_shape().is_some_and(|shape| shape[3] == call.tokens);
                 pieces.push(ops.transpose(piece, if is_last { &[0, 2, 3, 1] } else { &[0, 3, 2, 1] }));
             }
