@@ -195,7 +195,13 @@ fn a_runtime_of_the_books_words_runs_every_bundle() {
         let (_, own, width) = logits(&path(index, "own.safetensors"));
         // anec doesn't round products of bytes and scales, and bytes are less than transformers has
         let int8 = case.changes.iter().any(|change| change.starts_with("quant.weights"));
-        let (least, most, reference) = if int8 { (0.99999, 0.05, 0.99) } else { (0.9999999, 1e-3, 0.9999) };
+        // the parts that an operator is lowered to have constants in fp16
+        let lowered = case.changes.contains(&CORE_AI);
+        let (least, most, reference) = match (int8, lowered) {
+            (true, _) => (0.99999, 0.05, 0.99),
+            (false, true) => (0.999999, 5e-3, 0.9999),
+            (false, false) => (0.9999999, 1e-3, 0.9999),
+        };
         let apart = own.iter().zip(&read).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         let found = cosine(&read, &own, width);
         assert!(found > least && apart < most, "{name}: anec's logits differ: cosine {found}, {apart}");
