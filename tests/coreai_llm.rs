@@ -217,14 +217,14 @@ fn families_compute_their_logits_by_the_contract() {
     }
     let room = tempfile::tempdir().unwrap();
     let families = repository("tests/fixtures/families");
-    let is_wide = |family: &&str| {
+    let is_wide = |family: &&str| -> bool {
         let config = json(&families.join(family).join("config.json"));
         let of = |key: &str| config[key].as_u64();
         let head_dim =
             of("head_dim").unwrap_or_else(|| of("hidden_size").unwrap() / of("num_attention_heads").unwrap());
         of("num_key_value_heads").unwrap() * head_dim > of("hidden_size").unwrap()
     };
-    assert!(FAMILIES.iter().any(|family| is_wide(&family)), "no family has more channels of keys than hidden ones");
+    assert!(FAMILIES.iter().any(is_wide), "no family has more channels of keys than hidden ones");
     let fault = |family: &&str| -> Option<String> {
         let folder = room.path().join(family);
         let source = rounded(&families.join(family), &folder);

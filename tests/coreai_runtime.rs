@@ -192,7 +192,14 @@ fn forms_meet_at_random_on_apples_runtime() {
     let mut draw = Draw(seed);
     let first = draw.below(decoders.len());
     let drawn = decoders.iter().cycle().skip(first).take(COMBINATIONS);
-    let cases: Vec<Combination> = drawn.map(|fixtures| combination(&mut draw, fixtures)).collect();
+    // a range has a function for each number of tokens, most of which would not be called
+    let fixed = |set: String| {
+        set.replace("{range: [1, 4]}", "{fixed: [1, 3, 4]}").replace("{range: [1, 16]}", "{fixed: [1, 7, 16]}")
+    };
+    let cases: Vec<Combination> = drawn
+        .map(|fixtures| combination(&mut draw, fixtures))
+        .map(|case| Combination { sets: case.sets.into_iter().map(fixed).collect(), ..case })
+        .collect();
     let room = tempfile::tempdir().unwrap();
     let fault = |(index, case): (usize, &Combination)| -> Option<String> {
         let path = room.path().join(index.to_string());
