@@ -1,8 +1,11 @@
 //! Second moments of a projection's inputs: `Σ xᵀx` over all tokens.
 
-use faer::linalg::matmul::triangular::{BlockStructure, matmul};
-use faer::{Accum, MatMut, MatRef, Par};
+use anec_kernels::layout::MatrixLayout;
+use anec_kernels::matrix::product;
 use ndarray::{Array2, ArrayView2};
+
+/// Channels whose products are computed at a time.
+const PART: usize = 256;
 
 /// Second moments in f32; only the lower triangle is kept.
 pub struct SecondMoments {
@@ -27,10 +30,18 @@ impl SecondMoments {
             seen.iter_mut().zip(row).for_each(|(seen, value)| *seen |= *value != 0.0);
         }
         self.tokens += seen.into_iter().filter(|seen| *seen).count() as u64;
-        let columns = MatRef::from_row_major_slice(values, channels, tokens);
-        let lower = BlockStructure::TriangularLower;
-        let (whole, sums) = (BlockStructure::Rectangular, MatMut::from_row_major_slice_mut(sums, channels, channels));
-        matmul(sums, lower, Accum::Add, columns, whole, columns.transpose(), whole, 1.0, Par::rayon(0));
+        let transposed = (values, MatrixLayout { row: 1, column: tokens });
+        let mut products = vec![0.0; PART.min(channels) * channels];
+        for first in (0..channels).step_by(PART) {
+            let end = (first + PART).min(channels);
+            let products = &mut products[..(end - first) * end];
+            let own = (&values[first * tokens..], MatrixLayout { row: tokens, column: 1 });
+            product((end - first, tokens, end), own, transposed, products);
+            for (channel, products) in (first..end).zip(products.chunks_exact(end)) {
+                let sums = &mut sums[channel * channels..][..=channel];
+                sums.iter_mut().zip(products).for_each(|(sum, product)| *sum += product);
+            }
+        }
     }
 
     /// Sums, `[channels, channels]`; zero above the diagonal.

@@ -1,5 +1,6 @@
 //! Products of two matrices, of f32 and of f32 or elements that are widened to it.
 
+use half::f16;
 use smallvec::SmallVec;
 
 use super::aligned_buf::AlignedBuf;
@@ -13,12 +14,43 @@ use super::tiles::{self, Widen};
 /// Maximum rows of the first matrix for which reading the second one in place beats packing it.
 const FEW: usize = 8;
 
+/// Element type of a product's second matrix. Its products are compiled in this crate, with this crate's optimisation.
+pub trait MatrixElement: Stored {
+    /// Computes [`product`].
+    fn product(size: (usize, usize, usize), a: (&[f32], MatrixLayout), b: (&[Self], MatrixLayout), out: &mut [f32]);
+}
+
+macro_rules! products_of {
+    ($($element:ty),*) => {$(
+        impl MatrixElement for $element {
+            fn product(
+                size: (usize, usize, usize),
+                a: (&[f32], MatrixLayout),
+                b: (&[Self], MatrixLayout),
+                out: &mut [f32],
+            ) {
+                product_with(size, a, b, out);
+            }
+        }
+    )*};
+}
+products_of!(f32, f16);
+
 /// `out = a b`, of sizes `[m, k]` and `[k, n]`; `out` is row-major and overwritten. Elements of `b` that aren't f32
 /// give the bits of their values in f32.
 ///
 /// # Panics
 /// If a slice is too short for its layout.
-pub fn product<B: Stored>(
+pub fn product<B: MatrixElement>(
+    size: (usize, usize, usize),
+    a: (&[f32], MatrixLayout),
+    b: (&[B], MatrixLayout),
+    out: &mut [f32],
+) {
+    B::product(size, a, b, out);
+}
+
+fn product_with<B: Stored>(
     (m, k, n): (usize, usize, usize),
     (a, a_layout): (&[f32], MatrixLayout),
     (b, b_layout): (&[B], MatrixLayout),
@@ -40,7 +72,7 @@ pub fn product<B: Stored>(
                 with_lanes(Widened { elements: &b[j * b_layout.column..][..k], room });
             }
             let b_layout = MatrixLayout { row: 1, column: k };
-            return product((m, k, n), (a, a_layout), (room.as_floats(), b_layout), out);
+            return product_with((m, k, n), (a, a_layout), (room.as_floats(), b_layout), out);
         };
         let columns: Columns<'_> = (0..n).map(|j| of_column(&b[j * b_layout.column..])).collect();
         let sums = Sums { values: out, row: n, column: 1 };
@@ -59,7 +91,7 @@ pub fn product<B: Stored>(
 ///
 /// # Panics
 /// As [`product`].
-pub fn product_of_few<B: Stored>(
+pub fn product_of_few<B: MatrixElement>(
     (m, k, n): (usize, usize, usize),
     (a, a_layout): (&[f32], MatrixLayout),
     b: (&[B], MatrixLayout),

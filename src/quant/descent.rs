@@ -13,10 +13,10 @@
 //! For integers with a scale per block of columns, codes and scales are optimized in turn; for other grids, codes only.
 //! Columns are processed in groups: `g` of a group is a matrix product and is then updated column by column.
 
-use faer::linalg::matmul::matmul;
-use faer::{Accum, MatMut, MatRef, Par};
+use anec_kernels::layout::MatrixLayout;
+use anec_kernels::matrix::product;
 use half::f16;
-use ndarray::{ArrayView2, ArrayViewMut2};
+use ndarray::{Array2, ArrayView2, ArrayViewMut2};
 
 use super::fp16::LARGEST;
 use super::rounding::Grid;
@@ -48,7 +48,7 @@ pub(super) struct Descent<'a> {
     rows: usize,
     columns: usize,
     /// `H`, symmetric.
-    moments: MatRef<'a, f32>,
+    moments: &'a Array2<f32>,
     grids: &'a [Grid<'a>],
     first_column: usize,
     /// Number of columns in a block with an adjustable scale.
@@ -65,7 +65,7 @@ pub(super) struct Descent<'a> {
 impl<'a> Descent<'a> {
     /// Returns rows with their grids and initial codes.
     pub(super) fn new(
-        moments: MatRef<'a, f32>,
+        moments: &'a Array2<f32>,
         weight: ArrayView2<'_, f32>,
         grids: &'a [Grid<'a>],
         first_column: usize,
@@ -113,9 +113,7 @@ impl<'a> Descent<'a> {
     fn group(&mut self, start: usize, end: usize, slopes: &mut [f32]) {
         let (rows, count) = (self.rows, end - start);
         let slopes = &mut slopes[..rows * count];
-        let known = MatRef::from_column_major_slice(&self.errors, rows, self.columns);
-        let product = MatMut::from_column_major_slice_mut(slopes, rows, count);
-        matmul(product, Accum::Replace, known, self.moments.submatrix(0, start, self.columns, count), 1.0, Par::Seq);
+        self.multiply_moments(start, count, 0, &self.errors, slopes);
         let Some(block) = self.block else {
             (start..end).for_each(|column| self.column(column, end, &mut slopes[rows * (column - start)..]));
             return;
@@ -128,22 +126,23 @@ impl<'a> Descent<'a> {
         }
     }
 
+    /// `out = M H`, for columns `start..start + count` of `H` and its rows from `from` on. `M` has `rows` rows; it and
+    /// `out` are column-major.
+    fn multiply_moments(&self, start: usize, count: usize, from: usize, matrix: &[f32], out: &mut [f32]) {
+        let Some(moments) = self.moments.as_slice() else { return };
+        let (rows, width) = (self.rows, self.moments.ncols());
+        // columns of H are its rows
+        let moments = (&moments[start * width + from..], MatrixLayout { row: width, column: 1 });
+        product((count, matrix.len() / rows, rows), moments, (matrix, MatrixLayout { row: rows, column: 1 }), out);
+    }
+
     /// Optimizes the scale of the block that begins at `first`. `slopes` are those of the columns from there to `end`.
     fn scale(&mut self, first: usize, end: usize, slopes: &mut [f32], products: &mut [f32]) {
         let (rows, block) = (self.rows, self.block.unwrap_or(1));
         let products = &mut products[..rows * (end - first)];
         let own = rows * first..rows * (first + block);
         let integers: Vec<f32> = self.codes[own.clone()].iter().map(|code| f32::from(*code as i8)).collect();
-        let factor = MatRef::from_column_major_slice(&integers, rows, block);
-        let product = MatMut::from_column_major_slice_mut(products, rows, end - first);
-        matmul(
-            product,
-            Accum::Replace,
-            factor,
-            self.moments.submatrix(first, first, block, end - first),
-            1.0,
-            Par::Seq,
-        );
+        self.multiply_moments(first, end - first, first, &integers, products);
         let (mut squares, mut gains) = (vec![0f32; rows], vec![0f32; rows]);
         for column in 0..block {
             let at = rows * column..rows * (column + 1);
@@ -222,8 +221,6 @@ impl<'a> Descent<'a> {
 mod tests {
     use super::*;
     use anec_kernels::level_table::LevelTable;
-    use faer::Mat;
-    use ndarray::Array2;
 
     /// Reproducible numbers from -1 to 1.
     fn noise(rows: usize, columns: usize, seed: u64) -> Array2<f32> {
@@ -237,14 +234,15 @@ mod tests {
     }
 
     /// Second moments of correlated inputs.
-    fn moments(columns: usize) -> Mat<f32> {
+    fn moments(columns: usize) -> Array2<f32> {
         let inputs = noise(2 * columns, columns, 7).dot(&noise(columns, columns, 5));
-        Mat::from_fn(columns, columns, |i, j| inputs.column(i).dot(&inputs.column(j)))
+        let products = inputs.t().dot(&inputs);
+        (&products + &products.t()) / 2.0
     }
 
     struct Case {
         weight: Array2<f32>,
-        moments: Mat<f32>,
+        moments: Array2<f32>,
         scales: Vec<Vec<f16>>,
         block: usize,
         range: [i8; 2],
@@ -289,7 +287,7 @@ mod tests {
 
         fn descended(&self, codes: &Array2<u8>) -> (Array2<u8>, Array2<f16>) {
             let grids = self.grids();
-            let mut descent = Descent::new(self.moments.as_ref(), self.weight.view(), &grids, 0, codes.view());
+            let mut descent = Descent::new(&self.moments, self.weight.view(), &grids, 0, codes.view());
             descent.run();
             let (mut found, mut scales) = (codes.clone(), self.scales());
             descent.write(found.view_mut(), descent.block.is_some().then(|| scales.view_mut()));
@@ -381,7 +379,7 @@ mod tests {
             };
             of_values.costs(&Array2::zeros((30, 100)), &case.scales()).iter().sum::<f64>()
         };
-        let mut descent = Descent::new(case.moments.as_ref(), case.weight.view(), &grids, 0, codes.view());
+        let mut descent = Descent::new(&case.moments, case.weight.view(), &grids, 0, codes.view());
         descent.run();
         let mut found = codes.clone();
         descent.write(found.view_mut(), None);

@@ -25,15 +25,14 @@
 
 use std::cmp::{Ordering, Reverse};
 
-use faer::dyn_stack::{MemBuffer, MemStack};
-use faer::linalg::cholesky::llt::factor::{LltParams, cholesky_in_place, cholesky_in_place_scratch};
-use faer::linalg::matmul::matmul;
-use faer::{Accum, Mat, MatMut, MatRef, Par, Spec};
+use anec_kernels::layout::MatrixLayout;
+use anec_kernels::matrix::product;
+use anec_kernels::pool;
 use half::f16;
 use ndarray::{Array2, ArrayView2, ArrayViewMut2, Axis};
-use rayon::prelude::*;
 
 use super::QuantError;
+use super::cholesky::factorize;
 use super::descent::{Descent, blocks_of};
 use super::rounding::Grid;
 
@@ -80,10 +79,10 @@ pub struct ErrorFeedback {
 }
 
 struct Factor {
-    /// Unit upper triangular matrix, in the order of the columns.
-    upper: Mat<f32>,
-    /// Damped moments, column-major.
-    moments: Mat<f32>,
+    /// Transpose of the unit upper triangular matrix, in the order of the columns; zero on and above the diagonal.
+    lower: Array2<f32>,
+    /// Damped moments.
+    moments: Array2<f32>,
 }
 
 /// Codes chosen for rows of a weight.
@@ -121,7 +120,7 @@ impl ErrorFeedback {
             let units: Vec<f64> = damped.iter().map(|value| value.sqrt()).collect();
             // the reversed Cholesky factor of the reversed matrix is upper triangular
             let place = |i: usize| order[n - 1 - i];
-            let mut reversed = Mat::<f64>::from_fn(n, n, |i, j| {
+            let mut reversed = Array2::<f64>::from_shape_fn((n, n), |(i, j)| {
                 let (a, b) = (place(i).max(place(j)), place(i).min(place(j)));
                 match i.cmp(&j) {
                     // only the lower triangle is read
@@ -130,21 +129,21 @@ impl ErrorFeedback {
                     Ordering::Greater => f64::from(moments[[a, b]]) / (units[a] * units[b]),
                 }
             });
-            if lower_factor(&mut reversed) {
-                let upper = Mat::from_fn(n, n, |k, j| {
+            if factorize(&mut reversed) {
+                let lower = Array2::from_shape_fn((n, n), |(j, k)| {
                     if k >= j {
                         return 0.0;
                     }
                     let (row, column) = (n - 1 - k, n - 1 - j);
-                    let own = reversed[(row, column)] / reversed[(column, column)];
+                    let own = reversed[[row, column]] / reversed[[column, column]];
                     (own * units[order[k]] / units[order[j]]) as f32
                 });
                 drop(reversed);
-                let moments = Mat::from_fn(n, n, |i, j| match i == j {
+                let moments = Array2::from_shape_fn((n, n), |(i, j)| match i == j {
                     true => damped[i] as f32,
                     false => moments[[i.max(j), i.min(j)]],
                 });
-                return Ok(ErrorFeedback { order, factor: Some(Factor { upper, moments }) });
+                return Ok(ErrorFeedback { order, factor: Some(Factor { lower, moments }) });
             }
         }
         Err(QuantError::Moments { channel: 0, value: f32::NAN })
@@ -173,8 +172,9 @@ impl ErrorFeedback {
             None => (0..rows.div_ceil(ROWS)).map(|_| None).collect(),
         };
         let parts = codes.axis_chunks_iter_mut(Axis(0), ROWS).zip(of_parts);
-        let parts: Vec<_> = parts.zip(weight.axis_chunks_iter(Axis(0), ROWS)).zip(grids.chunks(ROWS)).collect();
-        parts.into_par_iter().for_each(|(((mut codes, scales), weight), grids)| {
+        let mut parts: Vec<_> = parts.zip(weight.axis_chunks_iter(Axis(0), ROWS)).zip(grids.chunks(ROWS)).collect();
+        pool::for_each_mut(&mut parts, |_, (((codes, scales), weight), grids)| {
+            let weight = weight.view();
             let nearest = |row: usize, column, value| {
                 let (grid, column) = (&grids[row], first_column + column);
                 let code = grid.nearest(column, value);
@@ -183,11 +183,11 @@ impl ErrorFeedback {
             self.round(weight, nearest, |row, column, code| codes[[row, column]] = code);
             match &self.factor {
                 Some(factor) if descend => {
-                    let mut descent = Descent::new(factor.moments.as_ref(), weight, grids, first_column, codes.view());
+                    let mut descent = Descent::new(&factor.moments, weight, grids, first_column, codes.view());
                     descent.run();
-                    descent.write(codes, scales);
+                    descent.write(codes.view_mut(), scales.as_mut().map(|scales| scales.view_mut()));
                 }
-                _ => scales.into_iter().for_each(|mut scales| {
+                _ => scales.iter_mut().for_each(|scales| {
                     let first = first_column / block.unwrap_or(1);
                     scales
                         .indexed_iter_mut()
@@ -206,13 +206,14 @@ impl ErrorFeedback {
         mut set: impl FnMut(usize, usize, u8),
     ) {
         let (rows, columns) = weight.dim();
-        let Some(Factor { upper: factor, .. }) = &self.factor else {
+        let Some(factor) = self.factor.as_ref().and_then(|factor| factor.lower.as_slice()) else {
             weight.indexed_iter().for_each(|((row, column), value)| set(row, column, nearest(row, column, *value).0));
             return;
         };
         // w - ŵ, column-major
         let mut errors = vec![0f32; rows * columns];
         let mut wanted = vec![0f32; rows * BLOCK.min(columns)];
+        let mut carried = vec![0f32; wanted.len()];
         for start in (0..columns).step_by(BLOCK) {
             let end = (start + BLOCK).min(columns);
             let (known, new) = errors.split_at_mut(rows * start);
@@ -221,9 +222,13 @@ impl ErrorFeedback {
                 wanted.iter_mut().zip(weight.column(self.order[j])).for_each(|(wanted, value)| *wanted = *value);
             }
             // errors of the columns of earlier blocks
-            let known = MatRef::from_column_major_slice(known, rows, start);
-            let sum = MatMut::from_column_major_slice_mut(wanted, rows, end - start);
-            matmul(sum, Accum::Add, known, factor.as_ref().submatrix(0, start, start, end - start), 1.0, Par::Seq);
+            if start > 0 {
+                let carried = &mut carried[..wanted.len()];
+                let factor = (&factor[start * columns..], MatrixLayout { row: columns, column: 1 });
+                let known = (&*known, MatrixLayout { row: rows, column: 1 });
+                product((end - start, start, rows), factor, known, carried);
+                wanted.iter_mut().zip(carried).for_each(|(wanted, carried)| *wanted += *carried);
+            }
             for (j, error) in (start..end).zip(new.chunks_exact_mut(rows)) {
                 let column = self.order[j];
                 let (own, later) = wanted[rows * (j - start)..].split_at_mut(rows);
@@ -233,21 +238,12 @@ impl ErrorFeedback {
                     *error = weight[[row, column]] - value;
                 }
                 for (k, later) in (j + 1..end).zip(later.chunks_exact_mut(rows)) {
-                    let share = factor[(j, k)];
+                    let share = factor[k * columns + j];
                     later.iter_mut().zip(error.iter()).for_each(|(wanted, error)| *wanted += *error * share);
                 }
             }
         }
     }
-}
-
-/// Replaces the lower triangle of a symmetric matrix by its Cholesky factor. Returns false if the matrix isn't positive
-/// definite.
-fn lower_factor(matrix: &mut Mat<f64>) -> bool {
-    let (n, parallel, params) = (matrix.nrows(), Par::rayon(0), Spec::<LltParams, f64>::default());
-    let mut memory = MemBuffer::new(cholesky_in_place_scratch::<f64>(n, parallel, params));
-    let stack = MemStack::new(&mut memory);
-    cholesky_in_place(matrix.as_mut(), Default::default(), parallel, stack, params).is_ok()
 }
 
 #[cfg(test)]

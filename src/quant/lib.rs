@@ -32,12 +32,14 @@
 //! | [`rounding`] | rounding of values to codes |
 //! | [`chosen`] | codes chosen before the weight is written |
 //! | [`feedback`] | error feedback (GPTQ) by the second moments of the inputs |
+//! | `cholesky` | Cholesky factor of the moments |
 //! | `descent` | coordinate descent on codes and scales |
 //! | [`fp16`] | half precision for weights that aren't quantized |
 //! | [`measure`] | conversion error, independent of the order of reads |
 
 #![forbid(unsafe_code)]
 
+mod cholesky;
 pub mod chosen;
 pub mod clip;
 pub mod cluster;

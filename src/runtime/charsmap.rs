@@ -106,7 +106,8 @@ mod tests {
         let short = json!({"precompiled_charsmap": STANDARD.encode([9, 0, 0, 0, 1])});
         assert!(check(&short).unwrap_err().contains("shorter than it says"));
         // a size of 4 GiB, which the library would allocate
-        let large = json!({"type": "Precompiled", "precompiled_charsmap": STANDARD.encode([0xFC, 0xFF, 0xFF, 0xFF, 0, 0])});
+        let large =
+            json!({"type": "Precompiled", "precompiled_charsmap": STANDARD.encode([0xFC, 0xFF, 0xFF, 0xFF, 0, 0])});
         let twice = format!("{{\"normalizer\": null, \"normalizer\": {large}}}");
         for file in [json!({"normalizer": {"normalizers": [large]}}).to_string(), twice] {
             assert!(check_file(file.as_bytes()).is_err(), "{file}");

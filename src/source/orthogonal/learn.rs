@@ -10,10 +10,12 @@
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use anec_kernels::norm24::norm24_slopes;
+use anec_kernels::layout::MatrixLayout;
+use anec_kernels::matrix::product;
+use anec_kernels::norm24::{self, norm24_slopes};
+use anec_kernels::pool;
 use anec_kernels::quantize::largest_magnitude;
-use ndarray::linalg::general_mat_mul;
-use ndarray::{Array2, ArrayView2, ArrayViewMut2, Axis, Slice, Zip};
+use ndarray::{Array2, ArrayViewMut2, Axis, Zip};
 
 use super::hadamard::HadamardRotation;
 use crate::error::Result;
@@ -31,11 +33,11 @@ const ELEMENTS: u64 = 1 << 24;
 const SHARE: u64 = 24;
 /// Number of steps and size of the first; sizes decrease to zero.
 const STEPS: usize = 250;
-const RATE: f64 = 0.01;
+const RATE: f32 = 0.01;
 /// Decay rates of Adam's averages.
-const MOMENTUM: f64 = 0.9;
-const SQUARES: f64 = 0.99;
-/// Number of threads, which is also the number of partial gradients, summed in order.
+const MOMENTUM: f32 = 0.9;
+const SQUARES: f32 = 0.99;
+/// Number of partial gradients, summed in order, and of threads that read samples.
 const PARTS: usize = 8;
 
 /// Blocks of a rotation.
@@ -203,85 +205,85 @@ fn in_parts<T: Sync, R: Send>(items: &[T], work: impl Fn(&[T]) -> R + Sync) -> V
     })
 }
 
-/// Returns the blocks that minimize the samples' largest elements.
-fn learn(samples: &[Array2<f32>], size: usize, width: usize) -> Vec<Array2<f32>> {
-    let count = size / width;
-    let zeros = || vec![Array2::<f64>::zeros((width, width)); count];
-    let narrow = |blocks: &[Array2<f64>]| -> Vec<Array2<f32>> {
-        blocks.iter().map(|block| block.mapv(|value| value as f32)).collect()
-    };
-    let mut blocks = vec![Array2::<f64>::eye(width); count];
-    let (mut means, mut squares) = (zeros(), zeros());
-    for step in 0..STEPS {
-        let now = narrow(&blocks);
-        let parts = in_parts(samples, |part| {
-            let mut gradient = vec![Array2::zeros((width, width)); count];
-            let mut products = Array2::zeros((0, size));
-            for sample in part {
-                add_gradient(sample, &now, &mut products, &mut gradient);
-            }
-            gradient
-        });
-        let rate = RATE * (1.0 - step as f64 / STEPS as f64);
-        let age = step as i32 + 1;
-        let (mean_age, square_age) = (1.0 - MOMENTUM.powi(age), 1.0 - SQUARES.powi(age));
-        for (index, block) in blocks.iter_mut().enumerate() {
-            let mut gradient = Array2::<f64>::zeros((width, width));
-            for part in &parts {
-                gradient.zip_mut_with(&part[index], |sum, own| *sum += f64::from(*own));
-            }
-            let tangent = block.t().dot(&gradient);
-            let tangent = (&tangent - &tangent.t()) / 2.0;
-            means[index] = &means[index] * MOMENTUM + &tangent * (1.0 - MOMENTUM);
-            squares[index] = &squares[index] * SQUARES + &(&tangent * &tangent) * (1.0 - SQUARES);
-            let mut skew = Array2::zeros((width, width));
-            Zip::from(&mut skew).and(&means[index]).and(&squares[index]).for_each(|skew, mean, square| {
-                *skew = rate / 2.0 * (mean / mean_age) / ((square / square_age).sqrt() + 1e-12);
-            });
-            *block = turned(block, &skew);
-        }
-    }
-    narrow(&blocks)
+/// A block while it is learned.
+struct Block {
+    /// `R`, and Adam's averages of the tangents.
+    matrix: Array2<f32>,
+    means: Array2<f32>,
+    squares: Array2<f32>,
 }
 
-/// Returns `R (I + S)^-1 (I - S)` for a small skew matrix `S`.
-fn turned(block: &Array2<f64>, skew: &Array2<f64>) -> Array2<f64> {
-    let square = skew.dot(skew);
-    let cayley = Array2::eye(skew.nrows()) - skew * 2.0 + &square * 2.0 - square.dot(skew) * 2.0;
-    orthogonal(&orthogonal(&block.dot(&cayley)))
+/// Returns the blocks that minimize the samples' largest elements.
+fn learn(samples: &[Array2<f32>], size: usize, width: usize) -> Vec<Array2<f32>> {
+    let zeros = || Array2::<f32>::zeros((width, width));
+    let block = |_| Block { matrix: Array2::eye(width), means: zeros(), squares: zeros() };
+    let mut blocks: Vec<Block> = (0..size / width).map(block).collect();
+    let part_length = samples.len().div_ceil(PARTS).max(1);
+    let mut parts: Vec<_> = samples.chunks(part_length).map(|part| (part, Vec::new())).collect();
+    for step in 0..STEPS {
+        pool::for_each_mut(&mut parts, |_, (part, gradient)| {
+            *gradient = vec![zeros(); blocks.len()];
+            let mut products = Vec::new();
+            for sample in part.iter() {
+                add_gradient(sample, &blocks, &mut products, gradient);
+            }
+        });
+        let rate = RATE * (1.0 - step as f32 / STEPS as f32);
+        pool::for_each_mut(&mut blocks, |index, block| {
+            let mut gradient = zeros();
+            parts.iter().for_each(|(_, part)| gradient += &part[index]);
+            block.descend(&gradient, rate, step as i32 + 1);
+        });
+    }
+    blocks.into_iter().map(|block| block.matrix).collect()
+}
+
+impl Block {
+    /// Turns the block against its gradient `G`, given transposed. Steps are counted from 1.
+    fn descend(&mut self, gradient: &Array2<f32>, rate: f32, step: i32) {
+        let product = gradient.dot(&self.matrix);
+        // half of Rᵀ G - Gᵀ R
+        let mut skew = (&product.t() - &product) / 2.0;
+        let rate = rate / 2.0 / (1.0 - MOMENTUM.powi(step));
+        let square_age = 1.0 - SQUARES.powi(step);
+        Zip::from(&mut skew).and(&mut self.means).and(&mut self.squares).for_each(|skew, mean, square| {
+            *mean = *mean * MOMENTUM + *skew * (1.0 - MOMENTUM);
+            *square = *square * SQUARES + *skew * *skew * (1.0 - SQUARES);
+            *skew = rate * *mean / ((*square / square_age).sqrt() + 1e-12);
+        });
+        // R (I + S)^-1 (I - S)
+        let square = skew.dot(&skew);
+        let cayley = Array2::eye(skew.nrows()) - &skew * 2.0 + &square * 2.0 - square.dot(&skew) * 2.0;
+        self.matrix = orthogonal(&self.matrix.dot(&cayley));
+    }
 }
 
 /// Returns the result of a Newton-Schulz step, which is nearer to orthogonal.
-fn orthogonal(block: &Array2<f64>) -> Array2<f64> {
+fn orthogonal(block: &Array2<f32>) -> Array2<f32> {
     block * 1.5 - block.dot(&block.t().dot(block)) * 0.5
 }
 
-/// Returns `log |X R|_24` and adds its gradient by the blocks of `R` to `gradient`. `products` is a buffer for `X R`.
-fn add_gradient(
-    sample: &Array2<f32>,
-    blocks: &[Array2<f32>],
-    products: &mut Array2<f32>,
-    gradient: &mut [Array2<f32>],
-) -> f64 {
-    let width = blocks.first().map_or(1, |block| block.nrows());
-    let columns = |index: usize| Slice::from(index * width..(index + 1) * width);
-    if products.dim() != sample.dim() {
-        *products = Array2::zeros(sample.dim());
+/// Returns `log |X R|_24` and adds the transpose of its gradient by the blocks of `R` to `gradient`. `products` is a
+/// buffer for `X R`, by blocks.
+fn add_gradient(sample: &Array2<f32>, blocks: &[Block], products: &mut Vec<f32>, gradient: &mut [Array2<f32>]) -> f64 {
+    let (rows, size) = sample.dim();
+    let Some(values) = sample.as_slice().filter(|values| !values.is_empty()) else { return 0.0 };
+    let width = size / blocks.len();
+    products.resize(values.len(), 0.0);
+    for (index, (block, products)) in blocks.iter().zip(products.chunks_exact_mut(rows * width)).enumerate() {
+        let part = (&values[index * width..], MatrixLayout { row: size, column: 1 });
+        let block = (block.matrix.as_slice().unwrap_or_default(), MatrixLayout { row: width, column: 1 });
+        product((rows, width, width), part, block, products);
     }
-    for (index, block) in blocks.iter().enumerate() {
-        let part = sample.slice_axis(Axis(1), columns(index));
-        general_mat_mul(1.0, &part, block, 0.0, &mut products.slice_axis_mut(Axis(1), columns(index)));
-    }
-    let Some(values) = products.as_slice_mut() else { return 0.0 };
-    let largest = largest_magnitude(values);
+    let largest = largest_magnitude(products);
     if largest == 0.0 {
         return 0.0;
     }
-    let sum = norm24_slopes(values, largest);
-    for (index, gradient) in gradient.iter_mut().enumerate() {
-        let part = sample.slice_axis(Axis(1), columns(index));
-        let slopes: ArrayView2<'_, f32> = products.slice_axis(Axis(1), columns(index));
-        general_mat_mul(1.0 / sum as f32, &part.t(), &slopes, 1.0, gradient);
+    let sum = norm24_slopes(products, largest);
+    let inverse = 1.0 / sum as f32;
+    for (index, (gradient, slopes)) in gradient.iter_mut().zip(products.chunks_exact(rows * width)).enumerate() {
+        let Some(gradient) = gradient.as_slice_mut() else { return 0.0 };
+        norm24::add_gradient((&values[index * width..], size, width), (slopes, width), inverse, gradient);
     }
     f64::from(largest).ln() + sum.ln() / 24.0
 }
@@ -299,20 +301,20 @@ mod tests {
     fn the_gradient_is_that_of_small_differences() {
         let mut sample = Array2::<f32>::zeros((5, 16));
         random("x", 5, 16, 3).read(0, sample.as_slice_mut().unwrap()).unwrap();
-        let blocks = vec![Array2::<f32>::eye(8); 2];
-        let gradient = |blocks: &[Array2<f32>]| {
+        let block = || Block { matrix: Array2::eye(8), means: Array2::zeros((8, 8)), squares: Array2::zeros((8, 8)) };
+        let gradient = |blocks: &[Block]| {
             let mut sum = vec![Array2::zeros((8, 8)); 2];
-            (add_gradient(&sample, blocks, &mut Array2::zeros((0, 16)), &mut sum), sum)
+            (add_gradient(&sample, blocks, &mut Vec::new(), &mut sum), sum)
         };
-        let (_, gradient_of) = gradient(&blocks);
-        for (block, row, column) in [(0, 0, 0), (0, 3, 5), (1, 7, 2)] {
+        let (_, gradient_of) = gradient(&[block(), block()]);
+        for (index, row, column) in [(0, 0, 0), (0, 3, 5), (1, 7, 2)] {
             let moved = |by: f32| {
-                let mut blocks = blocks.clone();
-                blocks[block][[row, column]] += by;
+                let mut blocks = [block(), block()];
+                blocks[index].matrix[[row, column]] += by;
                 gradient(&blocks).0
             };
             let difference = (moved(1e-2) - moved(-1e-2)) / 2e-2;
-            let found = f64::from(gradient_of[block][[row, column]]);
+            let found = f64::from(gradient_of[index][[column, row]]);
             assert!((found - difference).abs() < 0.02 * difference.abs().max(0.01), "{found} {difference}");
         }
     }
