@@ -4,7 +4,7 @@ use crate::common::folder::{anec, contents, finish, json, repository};
 use crate::verbs;
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anec::bundle::Bundle;
 use anec::manifest::builtin;
@@ -143,6 +143,21 @@ fn a_model_of_the_hub_runs_by_its_name_and_is_converted_once() {
     assert!(std::fs::read_dir(machine.path("cache/bundles")).unwrap().next().is_none());
     let (code, _, stderr) = machine.run(&["run", "hf:owner/none", "--prompt", "x"]);
     assert!(code == 4 && stderr.contains("the hub doesn't have the repository"), "{stderr}");
+}
+
+/// Three programs that need a model which nobody has yet: one downloads and converts it, the others wait.
+#[test]
+fn first_starts_at_the_same_time_share_a_download_and_a_conversion() {
+    let hub = hub();
+    let machine = Machine::new(&hub);
+    let start = || machine.command(&RUN).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let children = [start(), start(), start()];
+    let results = children.map(|child| finish(child.wait_with_output().unwrap()));
+    for (code, text, stderr) in &results {
+        assert!(*code == 0 && *text == results[0].1 && !text.trim().is_empty(), "{code}: {stderr}");
+    }
+    let converted = results.iter().filter(|(_, _, stderr)| stderr.contains("by defaults, once, into")).count();
+    assert_eq!(converted, 1, "{results:?}");
 }
 
 #[cfg(target_os = "linux")]
