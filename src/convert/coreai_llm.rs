@@ -11,7 +11,7 @@
 //!
 //! Q is a number of tokens per call, C a context. The functions are those of a bundle with `contract: coreai-llm`,
 //! whose caches the host keeps; here the asset takes the role of the host. The signatures and the layout of the shared
-//! memory are in [`contract`], the graphs in [`functions`]. Source: apple/coreai-models at 86b363d, its exporter and
+//! memory are in `contract`, the graphs in `functions`. Source: apple/coreai-models at 86b363d, its exporter and
 //! its engine for fixed shapes.
 
 mod contract;
