@@ -6,8 +6,8 @@ use super::dispatch::{Vectorize, vectorized};
 const LANES: usize = 16;
 /// Values that are summed in f32 lanes before the lanes are added in f64.
 const RUN: usize = 1024;
-/// Fraction of the largest magnitude below which values count as zero: their slopes are less than a five-millionth of the
-/// largest, and slopes of zero cost nothing in [`add_gradient`].
+/// Fraction of the largest magnitude below which values count as zero: their slopes are less than a five-millionth of
+/// the largest, and slopes of zero cost nothing in [`add_gradient`].
 const SMALL: f32 = 0.5;
 
 /// Replaces values `v` by `r^23 / m` and returns the sum of `r^24`, where `r = v / m` and `m` is `largest`, the
@@ -29,8 +29,8 @@ pub fn norm24_slopes(values: &mut [f32], largest: f32) -> f64 {
     vectorized(Work { values, inverse: 1.0 / largest })
 }
 
-/// Adds `factor * slopes^T rows` to `gradient`, `[slopes of a row, columns]`: for products `rows R`, the transpose of the
-/// gradient by `R`. `rows` are `columns` values each, `stride` apart; few slopes are expected to be other than zero.
+/// Adds `factor * slopes^T rows` to `gradient`, `[slopes of a row, columns]`: for products `rows R`, the transpose of
+/// the gradient by `R`. `rows` are `columns` values each, `stride` apart; few slopes are expected to be other than zero.
 ///
 /// # Panics
 /// If `rows` or `gradient` are too short.
