@@ -223,10 +223,10 @@ mod tests {
             let error = ComputePlan::read(&path).unwrap_err();
             error.to_string().rsplit_once("plan.json: ").unwrap().1.to_owned()
         };
-        assert!(refused("plan").starts_with("not JSON: "));
+        assert!(refused("plan").starts_with("it isn't JSON: "));
         assert_eq!(refused("{}"), "no `schema_version`: this is no compute plan");
         assert_eq!(refused(r#"{"schema_version": 2}"#), "schema version 2, expected 1");
-        assert_eq!(refused(r#"{"schema_version": 1}"#), "missing field `anec_version`");
+        assert_eq!(refused(r#"{"schema_version": 1}"#), "`anec_version` is missing");
         let missing = ComputePlan::read(&folder.path().join("no.json")).unwrap_err();
         assert!(missing.to_string().contains("can't be read"), "{missing}");
     }

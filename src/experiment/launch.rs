@@ -342,6 +342,6 @@ mod tests {
         };
         assert!(refused("{}").ends_with("no `schema_version`: this is no report of experiments"));
         assert!(refused(r#"{"schema_version": 9}"#).ends_with("schema version 9, expected 1"));
-        assert!(refused("probe").contains("not JSON"));
+        assert!(refused("probe").contains("isn't JSON"));
     }
 }
