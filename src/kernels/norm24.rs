@@ -30,7 +30,7 @@ pub fn norm24_slopes(values: &mut [f32], largest: f32) -> f64 {
 }
 
 /// Adds `factor * slopes^T rows` to `gradient`, `[slopes of a row, columns]`: for products `rows R`, the transpose of
-/// the gradient by `R`. `rows` are `columns` values each, `stride` apart; few slopes are expected to be other than zero.
+/// the gradient by `R`. `rows` are `columns` values each, `stride` apart; most slopes are expected to be zero.
 ///
 /// # Panics
 /// If `rows` or `gradient` are too short.
