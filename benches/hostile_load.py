@@ -16,11 +16,10 @@ import os
 import random
 import socket
 import statistics
-import sys
 import threading
 import time
 
-from load import Server, request
+from load import Server, finish, request
 
 GROWTH = 1.15
 VALID, HOSTILE, SLOW, DEAF = 64, 32, 16, 16
@@ -205,12 +204,7 @@ def main():
     at = [every[int(len(every) * share)] for share in (0.5, 0.99)]
     print(f"{len(every)} right texts in {arguments.seconds} s; latency: median {at[0]:.2f} s, p99 {at[1]:.2f} s, at most {every[-1]:.2f} s")
     print(f"{len(faults)} wrong")
-    server.process.terminate()
-    if server.process.wait(timeout=60) != 0:
-        faults.append(f"the server ended with {server.process.returncode}")
-    for fault in faults[:20]:
-        print(f"WRONG: {fault}")
-    sys.exit(bool(faults))
+    finish(server, faults)
 
 
 if __name__ == "__main__":

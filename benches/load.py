@@ -68,13 +68,13 @@ class Server:
         """Begins a long text and hangs up."""
         body = json.dumps(request(number) | {"max_tokens": 400, "stream": True})
         with socket.create_connection((self.host, self.port), timeout=30) as client:
-            client.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+            client.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
             client.recv(200)
 
     def dawdle(self):
         """Sends half a request and waits for the server to give up."""
         with socket.create_connection((self.host, self.port), timeout=30) as client:
-            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
             answer = client.recv(200)
             return int(answer.split()[1]) if answer else 408
 
@@ -119,6 +119,16 @@ def client(server, expected, end, faults, codes, latencies, seed):
             faults.append(f"request {number} of kind {kind:.2f}: {status}")
 
 
+def finish(server, faults):
+    """Ends the server and the program: with status 1 if anything was wrong, of which 20 are printed."""
+    server.process.terminate()
+    if server.process.wait(timeout=60) != 0:
+        faults.append(f"the server ended with {server.process.returncode}")
+    for fault in faults[:20]:
+        print(f"WRONG: {fault}")
+    sys.exit(bool(faults))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--anec", required=True)
@@ -155,12 +165,7 @@ def main():
     print(f"latency of whole texts: median {statistics.median(every):.2f} s, 99 % within {every[int(len(every) * 0.99)]:.2f} s")
     print(f"texts of a client: {min(done)} to {max(done)}")
     print(f"memory: {early / 1024:.0f} MB after the first fifth, {late / 1024:.0f} MB at the end")
-    server.process.terminate()
-    if server.process.wait(timeout=60) != 0:
-        faults.append(f"the server ended with {server.process.returncode}")
-    for fault in faults[:20]:
-        print(f"WRONG: {fault}")
-    sys.exit(bool(faults))
+    finish(server, faults)
 
 
 if __name__ == "__main__":
