@@ -591,7 +591,7 @@ mod tests {
         let never = submit(3).unwrap_err().to_string();
         assert!(never.contains("`n` is 3") && never.contains("2 texts at most"), "who waits waits in vain: {never}");
         let writing = submit(2).unwrap();
-        assert!(matches!(submit(1), Err(ServeError::Busy { waiting: 0 | 2 })));
+        assert!(matches!(submit(1), Err(ServeError::Busy { .. })));
         drop(writing);
         engine.close();
         assert!(matches!(write(&engine, &[1], 1), Err(ServeError::Stopping)));
