@@ -18,14 +18,15 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
-use anec::base::progress::Progress;
+use anec::base::Progress;
 use anec::base::resources::usage;
+use anec::convert::convert_opened;
 use anec::convert::open::{Opened, open_model};
-use anec::convert::pipeline::convert_opened;
 use anec::convert::{ConvertOptions, Outcome};
 use anec::family::published;
 use anec::manifest::{Manifest, builtin};
-use anec::validate::{Verdict, structure};
+use anec::validate::structure::structure;
+use anec::validate::verdict::Verdict;
 
 /// Environment variable with the model that a child process converts.
 const CONVERT: &str = "ANEC_BENCH_CONVERT";

@@ -55,7 +55,7 @@ use clap::{Parser, Subcommand};
 
 use anec::base::listing::limited;
 use anec::base::{Error, FileError, Result};
-use anec::runtime::constraint::probe;
+use anec::runtime::probe;
 use usage::ThreadError;
 
 /// Convert language models to Core ML for Apple's Neural Engine, verify the result, and run it

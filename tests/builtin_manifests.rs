@@ -6,13 +6,13 @@ use crate::common::synthetic;
 
 use std::collections::BTreeSet;
 
-use anec::advice::forecast::forecast;
+use anec::advice::forecast;
 use anec::advice::rules::Severity;
 use anec::bundle::Stage;
-use anec::convert::ConvertPlan;
 use anec::convert::emit::Emitter;
 use anec::convert::functions::build_package;
 use anec::convert::open::{open_model, resolve};
+use anec::convert::plan::ConvertPlan;
 use anec::family::published;
 use anec::manifest::{Manifest, builtin};
 use anec::package::{self, WriteOptions};

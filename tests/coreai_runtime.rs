@@ -16,7 +16,8 @@ use anec::coreai::{self, AssetOptions};
 use anec::exec::Precision;
 use anec::manifest::Manifest;
 use anec::package;
-use anec::runtime::{self, Chunking, ForwardOptions, Hidden, LoadedModel, Windows};
+use anec::runtime::classify::windows::Windows;
+use anec::runtime::{self, Chunking, ForwardOptions, Hidden, LoadedModel};
 use anec::validate::{Golden, migration};
 use rayon::prelude::*;
 

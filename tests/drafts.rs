@@ -9,9 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use anec::exec::Precision;
-use anec::runtime::{
-    Chunking, ForwardOptions, Generation, GenerationRequest, Hidden, LoadedModel, PreviousHidden, Sampling,
-};
+use anec::runtime::sampling::Sampling;
+use anec::runtime::{Chunking, ForwardOptions, Generation, GenerationRequest, Hidden, LoadedModel, PreviousHidden};
 use folder::{repository, run};
 use http::Server;
 use safetensors::{Dtype, SafeTensors, View};

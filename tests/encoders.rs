@@ -14,9 +14,9 @@ use std::sync::Arc;
 
 use anec::bundle::{Bundle, Pooling, Stage, Task};
 use anec::exec::Precision;
-use anec::runtime::{
-    Chunking, Embedder, EncodedText, ForwardOptions, Hidden, LoadedModel, Positions, Tokenizer, Windows, encode,
-};
+use anec::runtime::classify::windows::Windows;
+use anec::runtime::encode::Embedder;
+use anec::runtime::{Chunking, EncodedText, ForwardOptions, Hidden, LoadedModel, Positions, Tokenizer, encode};
 use rayon::prelude::*;
 use safetensors::SafeTensors;
 use serde_json::{Value as Json, json};

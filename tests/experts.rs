@@ -6,12 +6,13 @@ use crate::common::synthetic;
 
 use std::path::Path;
 
-use anec::advice::forecast::forecast;
+use anec::advice::forecast;
 use anec::bundle::Stage;
 use anec::convert::emit::Emitter;
 use anec::convert::functions::build_package;
 use anec::convert::open::open_model;
-use anec::convert::{ConvertPlan, Estimate, FormEstimate};
+use anec::convert::plan::ConvertPlan;
+use anec::convert::{Estimate, FormEstimate};
 use anec::exec::Precision;
 use anec::manifest::{ExpertsForm, Manifest, builtin};
 use anec::report;

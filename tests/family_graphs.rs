@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
 
+use anec::base::Result;
 use anec::bundle::{Port, PortDim, PortRole, Stage, TokenCount};
-use anec::error::Result;
 use anec::family::{FamilyModel, FunctionRequest, LoweringOptions};
 use anec::manifest::{
     ActivationForm, AttentionForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, RopeForm, StateForm,

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use anec::base::Result;
 use anec::bundle::{PortDim, PortRole, Stage, TokenCount};
-use anec::error::Result;
 use anec::exec::{ExecOptions, Executable, Precision, State, Tensor, WeightCache};
 use anec::family::{EmitWeight, FamilyModel, FunctionGraph, FunctionRequest, HostTensors, LoweringOptions};
 use anec::manifest::{

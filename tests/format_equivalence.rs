@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use anec::base::progress::Progress;
+use anec::base::Progress;
 use anec::bundle::Bundle;
 use anec::convert::{ConvertOptions, Outcome, convert};
 use anec::family::table::DECODERS;

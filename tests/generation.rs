@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use anec::exec::Precision;
+use anec::runtime::sampling::Sampling;
 use anec::runtime::{
-    Finish, ForwardOptions, GenerationOutput, GenerationRequest, LoadedModel, PrefixCache, Sampling, TextGeneration,
-    Tokenizer,
+    Finish, ForwardOptions, GenerationOutput, GenerationRequest, LoadedModel, PrefixCache, TextGeneration, Tokenizer,
 };
 use folder::run;
 

@@ -13,9 +13,10 @@ use std::sync::Arc;
 
 use anec::bundle::Stage;
 use anec::exec::Precision;
+use anec::runtime::classify::windows::Windows;
+use anec::runtime::encode::Embedder;
 use anec::runtime::{
-    Chunking, Embedder, EncodedText, ForwardOptions, Hidden, LoadedModel, NextTokens, Positions, Windows, encode,
-    forward_together,
+    Chunking, EncodedText, ForwardOptions, Hidden, LoadedModel, NextTokens, Positions, encode, forward_together,
 };
 use anec::{Converter, Manifest};
 use rayon::prelude::*;

@@ -4,7 +4,7 @@
 use crate::common::forms::FORM;
 use crate::common::fp16_literals::Fp16Literals;
 
-use anec::error::{Fault, Result};
+use anec::base::{Fault, Result};
 use anec::exec::{ExecOptions, Executable, Precision, Tensor, WeightCache};
 use anec::family::LoweringOptions;
 use anec::family::blocks::Graph;

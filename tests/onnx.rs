@@ -7,7 +7,7 @@ use crate::common::model;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anec::base::progress::Progress;
+use anec::base::Progress;
 use anec::bundle::{PortRole, Stage};
 use anec::convert::{ConvertOptions, Outcome, convert};
 use anec::exec::Precision;
@@ -46,7 +46,7 @@ fn room(name: &str) -> PathBuf {
 }
 
 /// Converts a source without a manifest, weights as they are, and loads it in single precision.
-fn loaded(source: &Path, context: u64, room: &Path) -> anec::error::Result<Arc<LoadedModel>> {
+fn loaded(source: &Path, context: u64, room: &Path) -> anec::base::Result<Arc<LoadedModel>> {
     let sets = [
         format!("source={}", serde_json::to_string(source).unwrap()),
         format!("context={context}"),

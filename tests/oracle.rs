@@ -17,7 +17,7 @@ use anec::convert::emit::Emitter;
 use anec::exec::{ExecOptions, Executable, Precision, Tensor, WeightCache};
 use anec::family::EmitWeight;
 use anec::manifest::{Manifest, Role};
-use anec::mil::constant::Data;
+use anec::mil::Data;
 use anec::mil::verify::infer_types;
 use anec::mil::{Binding, Block, Constant, DataType, Function, FunctionBuilder, Opset, Program, TensorType, text};
 use anec::package::{self, WriteOptions};

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use anec::error::{Fault, Result};
-use anec::mil::constant::Data;
+use anec::base::{Fault, Result};
+use anec::mil::Data;
 use anec::mil::{
     Binding, Constant, Content, DataType, Dim, FunctionBuilder, Opset, Program, SymbolRange, TensorType, ValueType,
 };

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use anec::exec::Precision;
 use anec::runtime::chat::{Chat, ChatTemplate, Message};
 use anec::runtime::{Chunking, ForwardOptions, GenerationRequest, LoadedModel, Tokenizer};
-use anec::validate::measure::LogitMeasures;
+use anec::validate::LogitMeasures;
 use folder::{json, repository, run};
 use serde_json::Value as Json;
 

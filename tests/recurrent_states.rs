@@ -11,7 +11,8 @@ use anec::bundle::Bundle;
 use anec::bundle::FunctionEntry;
 use anec::bundle::{PortDim, PortRole};
 use anec::exec::Precision;
-use anec::runtime::{Chunking, ForwardOptions, GenerationRequest, LoadedModel, PrefixCache, Sampling};
+use anec::runtime::sampling::Sampling;
+use anec::runtime::{Chunking, ForwardOptions, GenerationRequest, LoadedModel, PrefixCache};
 use folder::run;
 use serde_json::Value as Json;
 

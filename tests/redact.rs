@@ -10,7 +10,8 @@ use std::sync::{Arc, OnceLock};
 use anec::exec::Precision;
 use anec::runtime::classify::bioes::Biases;
 use anec::runtime::classify::redact::{Piece, RedactionSummary, Redactor, Span};
-use anec::runtime::{Hidden, LoadedModel, Tokenizer, Windows};
+use anec::runtime::classify::windows::Windows;
+use anec::runtime::{Hidden, LoadedModel, Tokenizer};
 use serde_json::Value as Json;
 
 const TEXT: &str = "Dear Ms. Zoë Müller-Łukasz,\nyour parcel 4711 waits at 12 Rue de l'Église; call +49 (0)30 1234-567 or \

@@ -9,13 +9,13 @@ use anec::base::Result;
 use anec::bundle::Bundle;
 use anec::exec::{Precision, Tensor, TensorData};
 use anec::manifest::Gates;
-use anec::runtime::backend::{BatchMember, BatchResult, FunctionCall, Phase, run_anew, run_each, run_in_turn};
 use anec::runtime::{
     Backend, CpuBackend, HostTables, InterceptedBackend, Interceptor, LoadedModel, PackageStore, Sequence, Watch, plan,
 };
-use anec::validate::golden::Golden;
+use anec::runtime::{BatchMember, BatchResult, FunctionCall, Phase, run_anew, run_each, run_in_turn};
+use anec::validate::Golden;
+use anec::validate::Thresholds;
 use anec::validate::parity::{Candidate, parity};
-use anec::validate::thresholds::Thresholds;
 use anec::validate::verdict::{Check, Verdict};
 use folder::run;
 

@@ -187,3 +187,27 @@ fn files_of_a_crate_do_not_import_each_other_in_circles() {
     assert!(checked > 400, "{checked} files");
     assert!(circles.is_empty(), "{circles:#?}");
 }
+
+/// Names that a `use` item brings, with the module that holds them: `error::{A, b::C}` gives (`error`, `A`), (`error`, `b`).
+fn exported(item: &str) -> Vec<(String, String)> {
+    let Some((module, names)) = item.split_once("::") else { return Vec::new() };
+    let names = names.trim_start_matches('{').trim_end_matches('}').split(',');
+    names.map(|name| (module.trim().to_owned(), name.trim().to_owned())).filter(|(_, name)| !name.is_empty()).collect()
+}
+
+#[test]
+fn public_items_have_one_path() {
+    let (mut items_seen, mut twice) = (0, Vec::new());
+    let crates = std::fs::read_dir(repository("src")).unwrap().map(|entry| entry.unwrap().path().join("lib.rs"));
+    for library in crates.filter(|library| library.exists()) {
+        let text = std::fs::read_to_string(&library).unwrap();
+        let public: BTreeSet<&str> =
+            text.lines().filter_map(|line| line.strip_prefix("pub mod ")?.strip_suffix(';')).collect();
+        let items = text.split("\npub use ").skip(1).filter_map(|item| Some(item.split_once(';')?.0));
+        let items: Vec<_> = items.flat_map(|item| exported(&item.replace("crate::", ""))).collect();
+        items_seen += items.len();
+        twice.extend(items.into_iter().filter(|(module, _)| public.contains(module.as_str())));
+    }
+    assert!(items_seen > 200, "{items_seen} items at the roots of the crates");
+    assert!(twice.is_empty(), "a module is public, or its items are at the root: {twice:?}");
+}

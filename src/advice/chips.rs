@@ -259,6 +259,11 @@ fn folded(name: &str) -> String {
 }
 
 impl ChipTable {
+    /// Returns the JSON Schema of `chips.yaml`.
+    pub fn schema() -> serde_json::Value {
+        schemars::schema_for!(ChipTable).into()
+    }
+
     /// Built-in table.
     pub fn built_in() -> &'static ChipTable {
         static TABLE: LazyLock<ChipTable> =
@@ -429,11 +434,6 @@ impl Chip {
     }
 }
 
-/// JSON Schema of `chips.yaml`.
-pub fn schema() -> serde_json::Value {
-    schemars::schema_for!(ChipTable).into()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -441,7 +441,7 @@ mod tests {
     #[test]
     fn the_table_fits_its_schema_and_its_rules() {
         let json: serde_json::Value = serde_yaml::from_str(CHIPS).unwrap();
-        jsonschema::validate(&schema(), &json).unwrap();
+        jsonschema::validate(&ChipTable::schema(), &json).unwrap();
         let table = ChipTable::parse(CHIPS).unwrap();
         assert!(table.chips.len() >= 25, "{}", table.chips.len());
         // every source is used, and every generation has chips

@@ -12,11 +12,11 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`chips`] | `tables/chips.yaml`: published facts about chips |
+//! | `chips` | `tables/chips.yaml`: published facts about chips |
 //! | [`rules`] | `tables/ane-rules.yaml`, `tables/errors.yaml`: obstacles to the Neural Engine; error codes |
-//! | [`forecast`](mod@forecast) | the rules applied to a program |
+//! | `forecast` | the rules applied to a program |
 //! | [`speed`] | predicted time of a call, and `tables/speeds.yaml`, the measurements behind it |
-//! | [`predict`](mod@predict) | predicted speed, memory and first load of a conversion on a chip |
+//! | `predict` | predicted speed, memory and first load of a conversion on a chip |
 //! | [`search`](mod@search) | the manifest with the least predicted time |
 //! | [`arithmetic`] | `tables/ane-arithmetic.yaml`: published properties of the Neural Engine's arithmetic |
 //! | [`tables`] | reading built-in tables |
@@ -24,15 +24,14 @@
 #![forbid(unsafe_code)]
 
 pub mod arithmetic;
-pub mod chips;
-pub mod forecast;
-pub mod predict;
+mod chips;
+mod forecast;
+mod predict;
 pub mod rules;
 pub mod search;
 pub mod speed;
 pub mod tables;
 
-pub use chips::{Chip, ChipTable};
-pub use forecast::forecast;
-pub use predict::predict;
-pub use search::search;
+pub use chips::{Chip, ChipError, ChipTable, ChipTarget};
+pub use forecast::{ForecastFinding, forecast};
+pub use predict::{ChipPrediction, ContextPrediction, predict};

@@ -11,7 +11,8 @@ use super::speed::points::SpeedPoints;
 use super::speed::{CallWork, ChipRates, PredictedTime, SpeedModel};
 use anec_base::Result;
 use anec_bundle::{Stage, TokenCount};
-use anec_convert::{ConvertPlan, WeightUse, Workload};
+use anec_convert::plan::ConvertPlan;
+use anec_convert::{WeightUse, Workload};
 use anec_family::FamilyModel;
 use anec_manifest::{Manifest, Quant};
 
@@ -77,13 +78,13 @@ pub const TOKENS_PER_LOAD: f64 = 1e5;
 
 impl ChipPrediction {
     /// Milliseconds per token of the compared text, with the first load of all functions spread over
-    /// [`TOKENS_PER_LOAD`].
+    /// `TOKENS_PER_LOAD`.
     pub fn cost_per_token(&self) -> f64 {
         let [least, most] = self.first_load_seconds;
         self.milliseconds_per_token() + (least + most) / 2.0 * 1e3 / TOKENS_PER_LOAD
     }
 
-    /// Milliseconds per token of a text with [`TEXT`] prompt and generated tokens, or two thirds and one third of the
+    /// Milliseconds per token of a text with `TEXT` prompt and generated tokens, or two thirds and one third of the
     /// largest context if that is shorter. Each token uses the smallest context that holds it.
     pub fn milliseconds_per_token(&self) -> f64 {
         let largest = self.contexts.last().map_or(1, |context| context.context);

@@ -13,7 +13,7 @@ use super::chips::ChipTarget;
 use super::predict::{ChipPrediction, TOKENS_PER_LOAD, predict, text};
 use super::rules::{Applies, rules};
 use anec_base::{Diagnostic, Error, Fault, Result};
-use anec_convert::ConvertPlan;
+use anec_convert::plan::ConvertPlan;
 use anec_family::{FamilyModel, Purpose};
 use anec_manifest::{Contexts, HeadSplit, LayerDivision, Lengths, LmHead, Manifest, Shards};
 

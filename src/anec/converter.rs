@@ -4,19 +4,22 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use anec_base::progress::{Progress, ProgressEvent};
 use anec_base::{FileError, Result};
+use anec_base::{Progress, ProgressEvent};
 use anec_bundle::Task;
+use anec_calibrate::plan::Planned;
+use anec_calibrate::sensitivity::Sensitivities;
 use anec_calibrate::sensitivity::{self, SensitivityOptions};
-use anec_calibrate::{Planned, Sensitivities, calibrate, plan};
-use anec_convert::pipeline::ConvertedBundle;
+use anec_calibrate::{calibrate, plan};
+use anec_convert::ConvertedBundle;
+use anec_convert::plan::ConvertPlan;
 use anec_convert::report::{FILE_NAME as REPORT, QualityReport};
-use anec_convert::{ConvertOptions, ConvertPlan, Outcome, convert, convert_chosen, files, notes, open, output};
+use anec_convert::{ConvertOptions, Outcome, convert, convert_chosen, files, notes, open, output};
 use anec_exec::Precision;
 use anec_manifest::{Manifest, Numerics, Quant, QuantOverride, QuantPlan, ResidualScale, WeightFormat};
 use anec_runtime::{Chunking, ForwardOptions, Hidden, LoadedModel, Positions, Tokenizer};
+use anec_validate::Thresholds;
 use anec_validate::numerics::residual_scale;
-use anec_validate::thresholds::Thresholds;
 use anec_validate::{LogitMeasures, prompts};
 
 /// Tokens for measuring the residual stream (`numerics.scale: auto`) and the quality of a converted model.

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use anec_base::{FileError, Result};
+use anec_convert::ConvertError;
 use anec_convert::compile::Compiler;
-use anec_convert::error::ConvertError;
 use anec_coreml::{CoreMl, Engine};
 use anec_exec::{processor, threads};
 use anec_experiment::probe::{Placement, ProbeVariant, place};

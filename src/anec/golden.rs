@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use crate::converter::{scratch_beside, unquantized};
 use crate::session::Prompt;
+use anec_base::Progress;
 use anec_base::Result;
-use anec_base::progress::Progress;
 use anec_bundle::Task;
 use anec_manifest::{Manifest, Numerics};
-use anec_runtime::{
-    Chunking, Finish, ForwardOptions, GenerationRequest, Hidden, LoadedModel, Positions, RuntimeError, Windows,
-};
+use anec_runtime::classify::windows::Windows;
+use anec_runtime::{Chunking, Finish, ForwardOptions, GenerationRequest, Hidden, LoadedModel, Positions, RuntimeError};
 use anec_validate::parity::tokenization;
 use anec_validate::perplexity::loss;
 use anec_validate::{Golden, GoldenText, Greedy};

@@ -73,12 +73,13 @@ pub mod share;
 #[cfg(feature = "convert")]
 mod validator;
 
-pub use anec_base::progress::{Progress, ProgressEvent};
+pub use anec_base::{Progress, ProgressEvent};
 pub use anec_bundle::Bundle;
 #[cfg(feature = "hub")]
 pub use anec_hub as hub;
 pub use anec_manifest::Manifest;
-pub use anec_runtime::{Grammar, Sampling};
+pub use anec_runtime::Grammar;
+pub use anec_runtime::sampling::Sampling;
 #[cfg(feature = "serve")]
 pub use anec_serve as serve;
 pub use session::{GenerateOptions, Model, Prompt, Session, TextPieces};
@@ -89,8 +90,8 @@ pub use {
     anec_validate as validate,
 };
 pub use {
-    anec_base as base, anec_base::error, anec_bundle as bundle, anec_coreai as coreai, anec_coreml as coreml,
-    anec_exec as exec, anec_manifest as manifest, anec_mil as mil, anec_package as package, anec_runtime as runtime,
+    anec_base as base, anec_bundle as bundle, anec_coreai as coreai, anec_coreml as coreml, anec_exec as exec,
+    anec_manifest as manifest, anec_mil as mil, anec_package as package, anec_runtime as runtime,
 };
 #[cfg(feature = "convert")]
 pub use {

@@ -6,12 +6,11 @@ use std::sync::Arc;
 
 use anec_base::Result;
 use anec_bundle::Bundle;
-use anec_coreml::ComputeUnits;
+use anec_coreml::plan::ComputeUnits;
 use anec_exec::Precision;
 use anec_runtime::chat::{Chat, ChatTemplate, Message};
-use anec_runtime::{
-    CpuOptions, GenerationOutput, GenerationRequest, Grammar, Grammars, Sampling, TextGeneration, Tokenizer,
-};
+use anec_runtime::sampling::Sampling;
+use anec_runtime::{CpuOptions, GenerationOutput, GenerationRequest, Grammar, Grammars, TextGeneration, Tokenizer};
 
 /// Bundle that is ready to run.
 ///

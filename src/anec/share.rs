@@ -3,15 +3,16 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use anec_advice::chips::ChipTable;
-use anec_advice::forecast::ForecastFinding;
-use anec_advice::predict::ChipPrediction;
+use anec_advice::ChipPrediction;
+use anec_advice::ChipTable;
+use anec_advice::ForecastFinding;
 use anec_advice::{forecast, predict};
 use anec_base::{ContentDigest, Diagnostic, Fault, FileError, Progress, Result, clock, input};
 use anec_bundle::{Bundle, BundleError, FILE_NAME, FileDigest};
 use anec_convert::open::open_shapes;
+use anec_convert::output;
+use anec_convert::plan::ConvertPlan;
 use anec_convert::report::{self, ConvertReport};
-use anec_convert::{ConvertPlan, output};
 use anec_hub::download::Transfer;
 use anec_hub::{FileHash, Hub, HubCommit, HubError, RemoteFile, RemoteRepository, Upload, UploadContent};
 use anec_report::{CardFacts, card};

@@ -5,24 +5,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anec_advice::forecast;
-use anec_base::progress::{Progress, ProgressEvent};
 use anec_base::{Fault, FileError, Result};
+use anec_base::{Progress, ProgressEvent};
 use anec_bundle::{Bundle, FILE_NAME};
 use anec_convert::files;
 use anec_coreai::bridge::BridgeOptions;
+use anec_coreml::CoreMl;
 use anec_coreml::cache::Cache;
-use anec_coreml::{ComputePlan, ComputeUnits, CoreMl};
+use anec_coreml::plan::{ComputePlan, ComputeUnits};
 use anec_exec::Precision;
 use anec_manifest::Gates;
 use anec_package as package;
 use anec_runtime::{LoadedModel, RuntimeError, Tokenizer, coreai, coreml};
-use anec_validate::residency::ResidencySubject;
-use anec_validate::thresholds::ResidencyThresholds;
-use anec_validate::verdict::PackageFacts;
-use anec_validate::{
-    Candidate, Check, GateReport, GatesReport, Golden, Thresholds, Verdict, first_deviation, numerics, parity, prompts,
-    residency, structure, third_party,
-};
+use anec_validate::parity::{self, Candidate};
+use anec_validate::residency::{self, ResidencySubject};
+use anec_validate::structure::structure;
+use anec_validate::verdict::{Check, GateReport, GatesReport, PackageFacts, Verdict};
+use anec_validate::{Golden, ResidencyThresholds, Thresholds, first_deviation, numerics, prompts, third_party};
 
 /// Gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -303,7 +302,7 @@ impl Validator {
                 tokens
             }
         };
-        numerics(bundle, folder, &tokens, &Thresholds::of(&bundle.manifest.gates).numerics)
+        numerics::numerics(bundle, folder, &tokens, &Thresholds::of(&bundle.manifest.gates).numerics)
     }
 
     fn parity(&self, bundle: &Bundle, folder: &Path) -> Result<GateReport> {
@@ -338,7 +337,7 @@ impl Validator {
                 vec![Candidate { name: units.to_string(), model, layers: false }]
             }
         };
-        let report = parity(&candidates, &golden, &Thresholds::of(&bundle.manifest.gates).parity)?;
+        let report = parity::parity(&candidates, &golden, &Thresholds::of(&bundle.manifest.gates).parity)?;
         let mut checks = report.checks;
         if self.core_ml.is_none() && self.core_ai.is_none() && !golden.tokens.is_empty() {
             for (candidate, precision) in candidates.iter().zip(&self.precisions) {

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use anec::Model;
 use anec::bundle::Task;
-use anec::coreml::ComputeUnits;
+use anec::coreml::plan::ComputeUnits;
 use anec::exec::Precision;
 use anec::runtime::classify::bioes::Biases;
 use anec::runtime::classify::redact::{Piece, Redactor};
-use anec::runtime::{CpuOptions, Embedder, LoadedModel, Tokenizer, coreml};
+use anec::runtime::encode::Embedder;
+use anec::runtime::{CpuOptions, LoadedModel, Tokenizer, coreml};
 
 use super::error::AnecError;
 use super::session::AnecSession;

@@ -3,16 +3,16 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`bundle`] | the file as a whole, and reading it |
+//! | `bundle` | the file as a whole, and reading it |
 //! | [`check`] | what every bundle must fulfil |
-//! | [`model`] | the model: its dimensions, its task |
-//! | [`function`] | the functions of the packages |
-//! | [`draft`] | the layer that guesses the tokens after the next |
-//! | [`tokens`] | how many tokens a call may have |
-//! | [`ports`] | inputs and outputs of functions |
-//! | [`states`] | what functions carry from call to call |
-//! | [`host`] | the embedding and the rotary tables |
-//! | [`source`] | where the weights came from, the files that were written |
+//! | `model` | the model: its dimensions, its task |
+//! | `function` | the functions of the packages |
+//! | `draft` | the layer that guesses the tokens after the next |
+//! | `tokens` | how many tokens a call may have |
+//! | `ports` | inputs and outputs of functions |
+//! | `states` | what functions carry from call to call |
+//! | `host` | the embedding and the rotary tables |
+//! | `source` | where the weights came from, the files that were written |
 //!
 //! ```
 //! use anec_bundle::{Stage, schema};
@@ -27,17 +27,17 @@
 
 #![forbid(unsafe_code)]
 
-pub mod bundle;
+mod bundle;
 pub mod check;
-pub mod draft;
-pub mod error;
-pub mod function;
-pub mod host;
-pub mod model;
-pub mod ports;
-pub mod source;
-pub mod states;
-pub mod tokens;
+mod draft;
+mod error;
+mod function;
+mod host;
+mod model;
+mod ports;
+mod source;
+mod states;
+mod tokens;
 
 pub use anec_manifest::Manifest;
 

@@ -1,5 +1,5 @@
 //! Calibration: runs a text through the model, layer by layer, and chooses the codes of each weight by its inputs
-//! ([`anec_quant::feedback`]).
+//! ([`anec_quant::ErrorFeedback`]).
 //!
 //! The model is the source's, unquantized, in f32, as packages of one layer each. For every projection the second
 //! moments of the inputs, `Σ xᵀx` over the tokens, are added up. The codes of its weights are then chosen and written
@@ -54,9 +54,10 @@ use std::time::Instant;
 
 use anec_base::{Progress, Result};
 use anec_bundle::{Bundle, Port, Stage};
+use anec_convert::Chosen;
 use anec_convert::open::{open, resolve};
 use anec_convert::plan::PackagePlan;
-use anec_convert::{CalibrationReport, Chosen};
+use anec_convert::report::CalibrationReport;
 use anec_exec::{ExecOptions, Executable, Precision, Tensor, WeightCache};
 use anec_family::{FamilyModel, LoweringOptions};
 use anec_manifest::Manifest;
@@ -73,8 +74,6 @@ use journal::{CalibrationJournal, CalibrationProgress};
 use moment_log::MomentLog;
 use moments::SecondMoments;
 use observed::{ObservedInput, ObservedTokens, QuantTarget, targets};
-pub use plan::Planned;
-pub use sensitivity::Sensitivities;
 use unquantized::{UnquantizedModel, WINDOW};
 
 /// Chooses codes by a manifest's calibration text. `scratch` is a folder for the model's weights and the codes, which

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use anec_base::Result;
-use anec_convert::ConvertPlan;
+use anec_convert::plan::ConvertPlan;
 use anec_family::{EmitWeight, FamilyModel, FunctionGraph, FunctionRequest, LoweringOptions};
 use anec_manifest::{Manifest, NumberFormat, Overflow, Role, WeightFormat};
 use anec_mil::{Binding, Constant, DataType, Function, FunctionBuilder, Op, TensorType, ValueId};

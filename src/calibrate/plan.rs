@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use anec_base::Result;
-use anec_convert::ConvertPlan;
 use anec_convert::open::{open, resolve};
+use anec_convert::plan::ConvertPlan;
 use anec_convert::report::{PlanReport, PlannedGroup};
 use anec_manifest::{Manifest, Quant, QuantLayers, QuantOverride, QuantPlan, Role, Transforms};
 

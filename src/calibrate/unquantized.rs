@@ -6,12 +6,13 @@ use std::sync::Arc;
 use anec_base::{Progress, Result};
 use anec_bundle::Bundle;
 use anec_convert::open::{Opened, open, resolve};
-use anec_convert::{ConvertOptions, ConvertPlan, convert};
+use anec_convert::plan::ConvertPlan;
+use anec_convert::{ConvertOptions, convert};
 use anec_manifest::{
     Contexts, ExpertsForm, KvWrite, Lengths, LinearForm, LmHead, Manifest, ProgramFormat, Quant, Shards, Transforms,
     WeightFormat,
 };
-use anec_runtime::host::TokenRun;
+use anec_runtime::TokenRun;
 use anec_runtime::{HiddenFrame, HostTables};
 
 /// Maximum number of tokens in a window of the text; windows don't see each other.

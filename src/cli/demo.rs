@@ -16,7 +16,8 @@ use anec::convert::Outcome;
 use anec::exec::Precision;
 use anec::manifest::Manifest;
 use anec::report;
-use anec::runtime::{GenerationRequest, LoadedModel, RuntimeError, Sampling, Tokenizer};
+use anec::runtime::sampling::Sampling;
+use anec::runtime::{GenerationRequest, LoadedModel, RuntimeError, Tokenizer};
 
 /// Convert, verify and run a small built-in model
 #[derive(Debug, clap::Args)]

@@ -7,7 +7,8 @@ use sha2::{Digest, Sha256};
 use anec::base::output::write_file;
 use anec::base::{FileError, Result};
 use anec::manifest::Manifest;
-use anec::validate::{GatesReport, Golden};
+use anec::validate::Golden;
+use anec::validate::verdict::GatesReport;
 use anec::{BundleCache, CacheError, Converter, Gate, Progress, Validator};
 
 /// Built-in manifest of the model.

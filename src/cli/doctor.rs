@@ -12,12 +12,12 @@ use anec::MachineReport;
 use anec::base::output::write_file;
 use anec::base::{FileError, Result};
 use anec::coreml::{CoreMl, Engine};
-use anec::experiment::launch::{ProbeError, ProbeReport, launch};
 use anec::experiment::{Experiment, ProbeSize, experiments, import, import_arithmetic, run};
+use anec::experiment::{ProbeError, ProbeReport, launch};
 use anec::report;
 use anec::report::table::table;
 use anec::report::{bytes, counted};
-use anec::validate::GatesReport;
+use anec::validate::verdict::GatesReport;
 
 /// Show what this machine can do and what is missing: convert, validate, compile, read compute plans, use the Neural
 /// Engine

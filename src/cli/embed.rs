@@ -10,8 +10,9 @@ use super::{print, print_json};
 use anec::base::Result;
 use anec::bundle::Pooling;
 use anec::convert::files;
-use anec::runtime::{Embedder, EncodedText, Tokenizer};
-use anec::validate::golden::TensorFile;
+use anec::runtime::encode::Embedder;
+use anec::runtime::{EncodedText, Tokenizer};
+use anec::validate::TensorFile;
 
 /// Compute text embeddings
 ///

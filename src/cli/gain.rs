@@ -1,10 +1,10 @@
 //! Speed that `--for` would gain, as a one-line note.
 
-use anec::advice::chips::{ChipTable, ChipTarget};
+use anec::advice::ContextPrediction;
 use anec::advice::predict;
-use anec::advice::predict::ContextPrediction;
-use anec::convert::ConvertPlan;
+use anec::advice::{ChipTable, ChipTarget};
 use anec::convert::open::{open_shapes, resolve};
+use anec::convert::plan::ConvertPlan;
 use anec::family::FamilyModel;
 use anec::manifest::{Lengths, Manifest};
 use anec::{Progress, base::Result};

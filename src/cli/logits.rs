@@ -9,8 +9,9 @@ use super::model::{Input, Runner};
 use super::{print, print_json};
 use anec::base::Result;
 use anec::convert::files;
-use anec::runtime::{Chunking, ForwardOptions, Hidden, Positions, Windows};
-use anec::validate::golden::TensorFile;
+use anec::runtime::classify::windows::Windows;
+use anec::runtime::{Chunking, ForwardOptions, Hidden, Positions};
+use anec::validate::TensorFile;
 
 /// Compute the logits of every position and write them to a safetensors file
 ///

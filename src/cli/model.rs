@@ -10,11 +10,12 @@ use super::{demo_model, progress};
 
 use anec::base::{Fault, Result};
 use anec::coreai::bridge::BridgeOptions;
-use anec::coreml::ComputeUnits;
+use anec::coreml::plan::ComputeUnits;
 use anec::exec::Precision;
 use anec::manifest::{Manifest, builtin};
 use anec::runtime::classify::bioes::Biases;
-use anec::runtime::{CachePrecision, CpuOptions, LoadedModel, PhaseUnits, Tokenizer, coreai, coreml};
+use anec::runtime::coreml::PhaseUnits;
+use anec::runtime::{CachePrecision, CpuOptions, LoadedModel, Tokenizer, coreai, coreml};
 use anec::source::hub;
 use anec::validate::verdict;
 use anec::{Bundle, BundleCache, Prompt};

@@ -13,8 +13,10 @@ use anec::candidates;
 use anec::exec::Precision;
 use anec::report::table::table;
 use anec::runtime::{RuntimeError, Tokenizer};
+use anec::validate::parity::Candidate;
+use anec::validate::perplexity::{Perplexity, perplexity};
 use anec::validate::perplexity::{word_perplexity, words};
-use anec::validate::{Candidate, Perplexity, perplexity, prompts};
+use anec::validate::prompts;
 
 /// Measure the perplexity of a bundle on a text, by tokens and by words
 ///

@@ -2,7 +2,7 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use anec::base::progress::{Progress, ProgressEvent};
+use anec::base::{Progress, ProgressEvent};
 
 /// Progress bar of bytes with the remaining time. `ProgressEvent::Total` sets its length.
 pub fn bytes() -> Progress {

@@ -5,7 +5,8 @@ use std::io::{BufWriter, ErrorKind, Read, Write};
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anec::base::{FileError, OutputFile};
+use anec::base::FileError;
+use anec::base::output::OutputFile;
 
 use serde_json::json;
 

@@ -6,14 +6,14 @@ use anec::base::Error;
 use anec::calibrate::CalibrateError;
 use anec::convert::{ConvertError, ExportError};
 use anec::coreml::CoreMlError;
-use anec::experiment::launch::ProbeError;
+use anec::experiment::ProbeError;
 use anec::family::FamilyError;
 use anec::manifest::ManifestError;
 use anec::runtime::RuntimeError;
 use anec::serve::ServeError;
 use anec::share::ShareError;
 use anec::source::SourceError;
-use anec::validate::golden::GoldenError;
+use anec::validate::GoldenError;
 
 /// Help for an error: a remedy with flags and verbs, or the library's own.
 pub(super) fn help(error: &Error) -> Option<String> {

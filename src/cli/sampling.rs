@@ -2,7 +2,8 @@
 
 use clap::Args;
 
-use anec::runtime::{GenerationRequest, LoadedModel, RuntimeError, Sampling};
+use anec::runtime::sampling::Sampling;
+use anec::runtime::{GenerationRequest, LoadedModel, RuntimeError};
 
 /// Options for sampling and stopping.
 #[derive(Debug, Args)]

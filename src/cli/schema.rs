@@ -1,13 +1,14 @@
 //! `anec schema`
 
 use super::print_json;
+use anec::advice::ChipTable;
 use anec::base::Result;
 use anec::bundle;
 use anec::convert::report;
 use anec::coreml::plan;
-use anec::experiment::launch;
+use anec::experiment::ProbeReport;
 use anec::manifest;
-use anec::{advice::chips, validate::verdict};
+use anec::validate::verdict;
 
 /// Print the JSON Schema of a file that anec reads or writes
 #[derive(Debug, clap::Args)]
@@ -42,8 +43,8 @@ impl SchemaArgs {
             File::Report => report::schema(),
             File::Validation => verdict::schema(),
             File::Plan => plan::schema(),
-            File::Probe => launch::schema(),
-            File::Chips => chips::schema(),
+            File::Probe => ProbeReport::schema(),
+            File::Chips => ChipTable::schema(),
         });
         Ok(0)
     }

@@ -10,10 +10,11 @@ use anec::base::Result;
 use anec::base::input::read_text;
 use anec::base::output::write_file;
 use anec::convert::files;
-use anec::coreml::ComputePlan;
+use anec::coreml::plan::ComputePlan;
 use anec::exec::Precision;
 use anec::report;
-use anec::validate::{GatesReport, Verdict, parity, residency, verdict};
+use anec::validate::verdict::{GatesReport, Verdict};
+use anec::validate::{parity, residency, verdict};
 use anec::{Gate, Validator, find_bundle, is_compiled, is_package};
 
 /// Verify a bundle, gate by gate

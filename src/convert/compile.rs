@@ -7,8 +7,8 @@ use anec_base::FileError;
 
 use super::error::ConvertError;
 use super::files;
+use anec_base::Progress;
 use anec_base::Result;
-use anec_base::progress::Progress;
 use anec_bundle::Bundle;
 
 /// Core ML's compiler.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anec_base::progress::Progress;
+use anec_base::Progress;
 use anec_base::{FileError, Result};
 use anec_bundle::{Bundle, FileDigest, PackageEntry};
 use anec_coreai::assemble::assemble;

@@ -25,7 +25,7 @@ use anec_coreai::aicode::AiModule;
 use anec_coreai::lower::{LoweringChoices, LoweringPlan};
 use anec_coreai::{AssetMetadata, AssetOptions};
 use anec_manifest::Contract;
-use anec_package::WriteProgress;
+use anec_package::blob::WriteProgress;
 use serde_json::json;
 
 use super::exported::{ExportError, ExportedBundle, into_new_folder, read};

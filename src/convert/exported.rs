@@ -9,7 +9,7 @@ use anec_base::output::partial_name;
 use anec_base::{Diagnostic, Fault, FileError, Result};
 use anec_bundle::{Bundle, BundleError, FunctionEntry};
 use anec_manifest::Overflow;
-use anec_mil::builder::OpInput;
+use anec_mil::OpInput;
 use anec_mil::verify::infer_types;
 use anec_mil::{Constant, DataType, Dim, Function, FunctionBuilder, Opset, Program, TensorType, ValueId};
 use anec_package::Package;

@@ -19,9 +19,10 @@ use std::path::{Path, PathBuf};
 
 use anec_base::{Progress, Result};
 use anec_bundle::{Bundle, FunctionEntry, MASKED, Port, PortRole, StateRole, Task, TokenCount};
-use anec_mil::builder::OpInput;
+use anec_mil::OpInput;
 use anec_mil::{Constant, DataType, Dim, Function, FunctionBuilder, Program, SymbolRange, TensorType, ValueId};
-use anec_package::{PackageMetadata, WriteOptions, WriteProgress};
+use anec_package::blob::WriteProgress;
+use anec_package::{PackageMetadata, WriteOptions};
 
 use super::compile::Compiler;
 use super::exported::{ExportError, ExportedBundle, into_new_folder, program, read, slot, to_columns, to_rows};

@@ -26,13 +26,13 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`plan`], [`size`] | layers and functions of each package, and its size |
-//! | [`workload`] | memory traffic and arithmetic of a function |
-//! | [`estimate`] | rough speed estimates |
+//! | [`plan`], `size` | layers and functions of each package, and its size |
+//! | `workload` | memory traffic and arithmetic of a function |
+//! | `estimate` | rough speed estimates |
 //! | [`emit`] | weights in the number format of their role |
 //! | [`open`] | the manifest's source and its model |
 //! | [`functions`] | construction of a package's functions |
-//! | [`pipeline`] | the conversion itself |
+//! | `pipeline` | the conversion itself |
 //! | `run` | parallel writing of files |
 //! | [`resume`] | the journal for resuming an interrupted conversion |
 //! | [`output`] | the bundle's folder |
@@ -52,8 +52,8 @@ mod coreai;
 pub mod coreai_llm;
 pub mod digests;
 pub mod emit;
-pub mod error;
-pub mod estimate;
+mod error;
+mod estimate;
 mod exported;
 pub mod files;
 pub mod functions;
@@ -62,20 +62,18 @@ pub mod host;
 pub mod notes;
 pub mod open;
 pub mod output;
-pub mod pipeline;
+mod pipeline;
 pub mod plan;
 pub mod report;
 pub mod resume;
 mod run;
-pub mod size;
+mod size;
 pub mod tokenizer;
-pub mod workload;
+mod workload;
 
 pub use error::ConvertError;
 pub use estimate::{Estimate, FormEstimate};
 pub use exported::ExportError;
-pub use pipeline::{Choose, Chosen, ConvertOptions, Outcome, convert, convert_chosen};
-pub use plan::ConvertPlan;
-pub use report::CalibrationReport;
+pub use pipeline::{Choose, Chosen, ConvertOptions, ConvertedBundle, Outcome, convert, convert_chosen, convert_opened};
 pub use size::WeightUse;
 pub use workload::Workload;

@@ -13,7 +13,7 @@ use super::resume::{self, CALIBRATION_JOURNAL, Journal};
 use super::run::{ConversionRun, WrittenParts};
 use super::tokenizer::{TokenizerCheck, TokenizerFiles};
 use super::{digests, files, host, notes};
-use anec_base::progress::Progress;
+use anec_base::Progress;
 use anec_base::resources;
 use anec_base::{FileError, Result};
 use anec_bundle::{
@@ -24,7 +24,8 @@ use anec_family::{FamilyFacts, HostProjection, HostTensors, Purpose};
 use anec_manifest::{Manifest, ResidualScale};
 use anec_quant::ChosenCodes;
 use anec_source::sentence_transformers::Dense;
-use anec_source::{PoolingMode, Source, SourceWeight};
+use anec_source::sentence_transformers::PoolingMode;
+use anec_source::{Source, SourceWeight};
 
 /// Options of a conversion.
 pub struct ConvertOptions {

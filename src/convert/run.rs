@@ -15,8 +15,8 @@ use super::plan::{ConvertPlan, PackagePlan};
 use super::report::PackageReport;
 use super::resume::{FinishedPackage, Journal};
 use super::tokenizer::{TextFacts, TokenizerFiles};
+use anec_base::Progress;
 use anec_base::Result;
-use anec_base::progress::Progress;
 use anec_bundle::{FileDigest, FunctionEntry, HostFacts, PackageEntry, Stage};
 use anec_family::{FamilyModel, HostTensors};
 use anec_manifest::Manifest;
@@ -189,8 +189,8 @@ impl ConversionRun<'_> {
         let (model, draft) = self.models_of(plan);
         let (program, functions) = build_shared_package(model, &self.plan.form, plan, draft, &mut emitter)?;
         let progress = |step| match step {
-            anec_package::WriteProgress::Prepared(_) => {}
-            anec_package::WriteProgress::Written(bytes) => self.progress.add(bytes),
+            anec_package::blob::WriteProgress::Prepared(_) => {}
+            anec_package::blob::WriteProgress::Written(bytes) => self.progress.add(bytes),
         };
         // the package may exist already if a run was killed before it updated the journal
         let metadata = self.metadata(plan);

@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use anec_base::{ContentDigest, FileError, MappedFile, Result, clock, input, json};
 use anec_mil::Content;
+use anec_package::blob::WriteProgress;
 use anec_package::stream::{FilePart, NotWritten, write_parts};
-use anec_package::{PartialFolder, WriteProgress, WrittenFile, check_space};
+use anec_package::{PartialFolder, WrittenFile, check_space};
 use serde_json::{Map, Value as Json};
 use sha2::{Digest, Sha256};
 

@@ -16,18 +16,18 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`engine`] | interface that the other crates use |
+//! | `engine` | interface that the other crates use |
 //! | [`plan`] | compute plans as data: `plan.json` |
-//! | [`project`](mod@project) | program whose compute plan describes one function and number of tokens |
+//! | `project` | program whose compute plan describes one function and number of tokens |
 //! | [`array`](mod@array) | elements of strided arrays |
 //! | [`cache`] | cache of compiled models |
 
 pub mod array;
 pub mod cache;
-pub mod engine;
-pub mod error;
+mod engine;
+mod error;
 pub mod plan;
-pub mod project;
+mod project;
 
 #[cfg(not(any(target_os = "macos", target_os = "ios")))]
 mod elsewhere;
@@ -40,5 +40,4 @@ pub use engine::{Engine, LoadedFunction};
 pub use error::CoreMlError;
 #[cfg(any(target_os = "macos", target_os = "ios"))]
 pub use macos::CoreMl;
-pub use plan::{ComputePlan, ComputeUnits};
 pub use project::project;

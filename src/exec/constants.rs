@@ -7,7 +7,7 @@ use super::weight::{LoadedWeight, SMALL, constant_shape, constant_tensor};
 use super::weight_cache::WeightCache;
 use anec_base::Error;
 use anec_mil::Constant;
-use anec_mil::constant::Data;
+use anec_mil::Data;
 
 /// Error of loading a constant.
 pub(super) enum ConstantError {

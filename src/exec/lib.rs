@@ -25,18 +25,18 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`tensor`] | tensors in memory |
+//! | `tensor` | tensors in memory |
 //! | [`weight`] | constants in memory |
-//! | [`weight_cache`] | weights and memory shared by the functions of a model |
-//! | [`executable`] | compiled functions, and runs of them |
-//! | [`batch`] | runs for several sequences, which share the products with weights |
-//! | [`state`], `state_buffer` | states of a sequence, and their precision |
-//! | [`profile`] | time by operator |
+//! | `weight_cache` | weights and memory shared by the functions of a model |
+//! | `executable` | compiled functions, and runs of them |
+//! | `batch` | runs for several sequences, which share the products with weights |
+//! | `state`, `state_buffer` | states of a sequence, and their precision |
+//! | `profile` | time by operator |
 //! | `compile`, `constants`, `constexpr` | ops to steps, constants to values |
 //! | `kernel`, `resolve` | ops as typed kernels: arguments by name become fields, once |
 //! | `ops` | table of kernels by operator, and the kernels by group |
 //! | `fuse` | fusion of steps |
-//! | [`engine`] | simulated arithmetic of the Neural Engine |
+//! | `engine` | simulated arithmetic of the Neural Engine |
 //! | `step`, `node`, `frame` | parts of a compiled function, and their execution |
 //! | `pool`, `workspace` | reuse of tensors |
 //! | `slot_writes` | cache slots that a run writes |
@@ -46,13 +46,13 @@
 #![forbid(unsafe_code)]
 
 mod arithmetic;
-pub mod batch;
+mod batch;
 mod compile;
 mod constants;
 mod constexpr;
-pub mod engine;
-pub mod error;
-pub mod executable;
+mod engine;
+mod error;
+mod executable;
 mod frame;
 mod fuse;
 mod kernel;
@@ -60,20 +60,20 @@ mod node;
 mod operand;
 mod ops;
 mod pool;
-pub mod profile;
+mod profile;
 mod resolve;
 mod row;
 mod slot_writes;
-pub mod state;
+mod state;
 mod state_buffer;
 mod step;
 mod strided;
-pub mod tensor;
+mod tensor;
 #[cfg(test)]
 mod tests;
 mod value;
 pub mod weight;
-pub mod weight_cache;
+mod weight_cache;
 mod workspace;
 
 pub use anec_kernels::dispatch::check_limit as check_instruction_limit;

@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use strum::IntoEnumIterator;
 
 use super::{Experiment, OutcomeKind, ProbeOutcome, ProbeSize};
+use anec_base::Progress;
 use anec_base::clock::{now, strftime};
 use anec_base::json;
 use anec_base::output::write_file;
-use anec_base::progress::Progress;
 use anec_base::{Diagnostic, Fault, FileError, Result};
 use anec_coreml::plan::Machine;
 
@@ -95,6 +95,11 @@ impl Diagnostic for ProbeError {
 }
 
 impl ProbeReport {
+    /// Returns the JSON Schema of a report.
+    pub fn schema() -> serde_json::Value {
+        schemars::schema_for!(ProbeReport).into()
+    }
+
     /// Reads a report.
     ///
     /// # Errors
@@ -208,11 +213,6 @@ fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     }
 }
 
-/// JSON Schema of a report.
-pub fn schema() -> serde_json::Value {
-    schemars::schema_for!(ProbeReport).into()
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -294,7 +294,7 @@ mod tests {
         let report = launch(&named(&names), machine(), &file, limit, &of_double, &silent).unwrap();
         assert_eq!(report.outcomes.len(), 2 * names.len());
         assert_eq!(ProbeReport::read(&file).unwrap(), report);
-        jsonschema::validate(&schema(), &serde_json::to_value(&report).unwrap()).unwrap();
+        jsonschema::validate(&ProbeReport::schema(), &serde_json::to_value(&report).unwrap()).unwrap();
         let of = |id: &str| {
             let small = |entry: &&ProbeEntry| entry.experiment == id && entry.size == ProbeSize::Tiny;
             &report.outcomes.iter().find(small).unwrap().outcome

@@ -8,19 +8,19 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`program`] | the program of an experiment |
-//! | [`run`](mod@run) | one experiment on Core ML: compile, plan, load, call, compare |
-//! | [`launch`](mod@launch) | all of them, each in a process of its own with a time limit; the file that comes out |
-//! | [`import`](mod@import) | what such a file says of the rules |
+//! | `program` | the program of an experiment |
+//! | `run` | one experiment on Core ML: compile, plan, load, call, compare |
+//! | `launch` | all of them, each in a process of its own with a time limit; the file that comes out |
+//! | `import` | what such a file says of the rules |
 //! | [`probe`] | small programs for the self-test of a Mac |
 
 #![forbid(unsafe_code)]
 
-pub mod import;
-pub mod launch;
+mod import;
+mod launch;
 pub mod probe;
-pub mod program;
-pub mod run;
+mod program;
+mod run;
 mod step;
 
 use std::sync::LazyLock;
@@ -30,7 +30,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use import::{ArithmeticFinding, RuleFinding, import, import_arithmetic};
-pub use launch::{ProbeReport, launch};
+pub use launch::{ProbeEntry, ProbeError, ProbeReport, launch};
 pub use program::ProgramSpec;
 pub use run::{ProbeOutcome, run};
 

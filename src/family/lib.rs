@@ -28,7 +28,7 @@
 //! | `layer` | a decoder layer: token mixer and feed-forward network |
 //! | `residual_block` | norms and residual connection of a block |
 //! | `scale` | scaling of the residual stream |
-//! | [`transform`] | function-preserving transforms of the weights |
+//! | `transform` | function-preserving transforms of the weights |
 //! | `blocks` | equations as ops |
 
 #![forbid(unsafe_code)]
@@ -39,7 +39,7 @@ mod classifier;
 mod config;
 mod decoder;
 mod encoder;
-pub mod error;
+mod error;
 mod layer;
 mod open;
 mod predictor;
@@ -51,7 +51,7 @@ pub mod row;
 mod scale;
 pub mod table;
 mod tensors;
-pub mod transform;
+mod transform;
 
 use serde_json::Value as Json;
 

@@ -5,11 +5,11 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`client`] | hub of the environment, and its answers |
-//! | [`repository`] | contents of a repository at a commit |
+//! | `client` | hub of the environment, and its answers |
+//! | `repository` | contents of a repository at a commit |
 //! | [`download`] | download of files |
-//! | [`cache`] | cache shared by all Hugging Face tools |
-//! | [`upload`] | upload of files |
+//! | `cache` | cache shared by all Hugging Face tools |
+//! | `upload` | upload of files |
 //!
 //! ```
 //! use anec_hub::FileHash;
@@ -21,13 +21,13 @@
 
 #![forbid(unsafe_code)]
 
-pub mod cache;
-pub mod client;
+mod cache;
+mod client;
 pub mod download;
-pub mod error;
+mod error;
 mod hash;
-pub mod repository;
-pub mod upload;
+mod repository;
+mod upload;
 
 pub use cache::HubCache;
 pub use client::Hub;

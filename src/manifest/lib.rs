@@ -18,27 +18,27 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`form`], [`sizes`], [`quant`], [`calibration`], [`transforms`], [`numerics`], [`gates`] | the types of the keys |
-//! | [`load`] | reading: YAML text, files, built-in names, `--set` overrides; the JSON Schema |
+//! | `form`, `sizes`, `quant`, `calibration`, `transforms`, `numerics`, `gates` | the types of the keys |
+//! | `load` | reading: YAML text, files, built-in names, `--set` overrides; the JSON Schema |
 //! | [`check`] | what values must be among themselves |
-//! | [`contract`] | forms that another runtime prescribes |
+//! | `contract` | forms that another runtime prescribes |
 //! | [`builtin`] | the manifests of `manifests/`, built in |
 
 #![forbid(unsafe_code)]
 
-pub mod adapters;
+mod adapters;
 pub mod builtin;
-pub mod calibration;
+mod calibration;
 pub mod check;
-pub mod contract;
-pub mod error;
-pub mod form;
-pub mod gates;
-pub mod load;
-pub mod numerics;
-pub mod quant;
-pub mod sizes;
-pub mod transforms;
+mod contract;
+mod error;
+mod form;
+mod gates;
+mod load;
+mod numerics;
+mod quant;
+mod sizes;
+mod transforms;
 
 use std::path::PathBuf;
 
@@ -48,7 +48,7 @@ use serde::{Deserialize, Serialize};
 pub use adapters::AdapterEntry;
 pub use calibration::{Calibration, CalibrationText};
 pub use contract::Contract;
-pub use error::ManifestError;
+pub use error::{ManifestError, nearest};
 pub use form::{
     ActivationForm, AttentionForm, DraftLayer, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, ProgramFormat,
     RecurrentForm, RopeForm, StateForm, Target,

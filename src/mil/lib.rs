@@ -22,12 +22,12 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`types`] | data types, symbolic dimensions, value types, opsets |
-//! | [`constant`] | constants: small literals, and large contents produced on demand |
-//! | [`ir`] | program, function, block, op, value |
+//! | `types` | data types, symbolic dimensions, value types, opsets |
+//! | `constant` | constants: small literals, and large contents produced on demand |
+//! | `ir` | program, function, block, op, value |
 //! | `names` | legal names of functions and values |
 //! | [`catalogue`] | table of ops: parameters, defaults, type inference, opset |
-//! | [`builder`] | builder of functions with type inference |
+//! | `builder` | builder of functions with type inference |
 //! | [`text`] | text form: printer and parser |
 //! | [`codec`] | conversion to and from protobuf |
 //! | `uses` | def-use chains |
@@ -35,21 +35,21 @@
 
 #![forbid(unsafe_code)]
 
-pub mod builder;
+mod builder;
 pub mod catalogue;
 pub mod codec;
-pub mod constant;
-pub mod error;
-pub mod ir;
+mod constant;
+mod error;
+mod ir;
 mod names;
 mod ops;
 pub mod text;
-pub mod types;
+mod types;
 mod uses;
 pub mod verify;
 
-pub use builder::FunctionBuilder;
-pub use constant::{Constant, Content};
+pub use builder::{FunctionBuilder, OpInput};
+pub use constant::{Constant, Content, Data};
 pub use error::MilError;
 pub use ir::{Argument, Binding, Block, Function, Op, OpKind, Program, SymbolRange, Value, ValueId};
 pub use types::{DataType, Dim, Opset, Symbol, TensorType, ValueType};

@@ -46,7 +46,6 @@ mod open;
 pub mod stream;
 mod write;
 
-pub use blob::WriteProgress;
 pub use error::PackageError;
 pub use files::{PartialFolder, available_space, check_space, clean_partials, exchange};
 pub use manifest::PackageMetadata;

@@ -23,37 +23,37 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`coded`] | quantized weights: integers or palette indices, computed as they are read |
-//! | [`layout`] | parts of a weight in each number format, and their sizes |
+//! | `coded` | quantized weights: integers or palette indices, computed as they are read |
+//! | `layout` | parts of a weight in each number format, and their sizes |
 //! | [`scales`] | symmetric integers with a scale per tensor, channel or block |
 //! | [`palette`] | palettes per tensor or per group of rows |
-//! | [`clip`] | clipping range of a per-tensor scale |
+//! | `clip` | clipping range of a per-tensor scale |
 //! | [`cluster`] | exact one-dimensional k-means |
-//! | [`rounding`] | rounding of values to codes |
-//! | [`chosen`] | codes chosen before the weight is written |
-//! | [`feedback`] | error feedback (GPTQ) by the second moments of the inputs |
+//! | `rounding` | rounding of values to codes |
+//! | `chosen` | codes chosen before the weight is written |
+//! | `feedback` | error feedback (GPTQ) by the second moments of the inputs |
 //! | `cholesky` | Cholesky factor of the moments |
 //! | `descent` | coordinate descent on codes and scales |
-//! | [`fp16`] | half precision for weights that aren't quantized |
-//! | [`measure`] | conversion error, independent of the order of reads |
+//! | `fp16` | half precision for weights that aren't quantized |
+//! | `measure` | conversion error, independent of the order of reads |
 
 #![forbid(unsafe_code)]
 
 mod cholesky;
-pub mod chosen;
-pub mod clip;
+mod chosen;
+mod clip;
 pub mod cluster;
-pub mod coded;
+mod coded;
 mod descent;
-pub mod error;
-pub mod feedback;
-pub mod fp16;
-pub mod layout;
-pub mod measure;
+mod error;
+mod feedback;
+mod fp16;
+mod layout;
+mod measure;
 mod pack;
 pub mod palette;
 mod reader;
-pub mod rounding;
+mod rounding;
 pub mod scales;
 
 pub use chosen::{ChosenCodes, ReadCodes};

@@ -5,7 +5,7 @@
 //! it, so that its rounding costs no accuracy. For 4-bit `q`, smaller scales are tried as well and the one of least
 //! squared error is taken, because the many small values gain more than the few large ones lose. These scales carry a
 //! sign that maps the largest magnitude to -8. For 8 bits, large values matter more than squared errors suggest, so
-//! that values are clipped only if the magnitudes of their inputs are known ([`clip`](super::clip)). A scale is never
+//! that values are clipped only if the magnitudes of their inputs are known (`clip`). A scale is never
 //! zero or subnormal, because hardware may flush subnormals to zero:
 //!
 //! - if all values are zero, the scale is 1 (every q is 0);

@@ -4,8 +4,8 @@ mod speed;
 
 use std::fmt::Write;
 
-use anec_advice::forecast::ForecastFinding;
-use anec_advice::predict::ChipPrediction;
+use anec_advice::ChipPrediction;
+use anec_advice::ForecastFinding;
 use anec_bundle::{Bundle, Task};
 use anec_convert::report::ConvertReport;
 use anec_manifest::WeightFormat;

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use indexmap::IndexMap;
 
 use super::table::table;
-use anec_advice::forecast::ForecastFinding;
+use anec_advice::ForecastFinding;
 use anec_advice::rules::{Evidence, Rule, Says};
 
 /// Formats a forecast as a table of rules, each with the first place where it applies and the remedy.

@@ -4,7 +4,8 @@ use indexmap::IndexMap;
 
 use super::counted;
 use super::table::table;
-use anec_validate::{Check, GateReport, GatesReport, Verdict, numerics, residency};
+use anec_validate::verdict::{Check, GateReport, GatesReport, Verdict};
+use anec_validate::{numerics, residency};
 
 /// Formats the result of `anec validate`: a line for each gate, its measurements, and every check that didn't pass.
 pub fn gates(report: &GatesReport) -> String {

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::escape::markup;
-use anec_validate::{GateReport, GatesReport, Verdict};
+use anec_validate::verdict::{GateReport, GatesReport, Verdict};
 
 /// Formats the report as JUnit XML.
 pub fn junit(report: &GatesReport) -> String {
@@ -49,7 +49,7 @@ fn of(gate: &GateReport, verdict: Verdict) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anec_validate::Check;
+    use anec_validate::verdict::Check;
 
     #[test]
     fn a_case_for_each_check() {

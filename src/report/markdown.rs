@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::escape::cell;
-use anec_validate::{Check, GatesReport, Verdict};
+use anec_validate::verdict::{Check, GatesReport, Verdict};
 
 /// Maximum rows of a list; the other formats are complete.
 const LISTED: usize = 50;
@@ -104,7 +104,7 @@ fn mark(verdict: Verdict) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anec_validate::GateReport;
+    use anec_validate::verdict::GateReport;
     use anec_validate::verdict::Position;
 
     #[test]

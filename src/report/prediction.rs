@@ -2,7 +2,7 @@
 
 use super::bytes;
 use super::table::table;
-use anec_advice::predict::ChipPrediction;
+use anec_advice::ChipPrediction;
 use anec_advice::search::ChoiceReason;
 
 /// Formats predictions: for each chip the calls, the speed in each context, memory and first load.

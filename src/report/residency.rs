@@ -2,7 +2,7 @@
 
 use super::bytes;
 use super::table::table;
-use anec_validate::GateReport;
+use anec_validate::verdict::GateReport;
 
 /// Maximum number of listed ops per function; JSON has all.
 const LISTED: usize = 12;
@@ -99,11 +99,11 @@ mod tests {
 
     use anec_base::{Error, Fault};
     use anec_bundle::{Bundle, PackageEntry, TokenCount};
-    use anec_coreml::ComputePlan;
+    use anec_coreml::plan::ComputePlan;
     use anec_runtime::fake::{self, FakeOptions};
+    use anec_validate::ResidencyThresholds;
     use anec_validate::residency::{ResidencySubject, judge};
-    use anec_validate::thresholds::ResidencyThresholds;
-    use anec_validate::{GateReport, GatesReport, Verdict};
+    use anec_validate::verdict::{GateReport, GatesReport, Verdict};
 
     /// Bundle with only the package of the hand-made plan.
     fn bundle() -> Bundle {

@@ -10,15 +10,17 @@ use super::gates::{line, perplexities};
 use super::planned::{header, totals as plan_totals};
 use super::table::table;
 use super::{bytes, counted};
-use anec_advice::forecast::ForecastFinding;
-use anec_advice::predict::ChipPrediction;
+use anec_advice::ChipPrediction;
+use anec_advice::ForecastFinding;
 use anec_bundle::{Bundle, Stage, TokenCount};
+use anec_convert::Estimate;
+use anec_convert::plan::ConvertPlan;
 use anec_convert::plan::PackagePlan;
 use anec_convert::report::{ConvertReport, PackageReport};
-use anec_convert::{ConvertPlan, Estimate};
 use anec_family::FamilyFacts;
 use anec_manifest::Manifest;
-use anec_validate::{Check, GateReport, GatesReport, Verdict, residency};
+use anec_validate::residency;
+use anec_validate::verdict::{Check, GateReport, GatesReport, Verdict};
 
 /// Largest number of lines in a list of checks.
 const CHECKS: usize = 6;

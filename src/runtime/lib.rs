@@ -18,21 +18,21 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`backend`] | traits that execute functions |
-//! | [`cpu`], [`cpu_options`] | backend over the CPU executor |
+//! | `backend` | traits that execute functions |
+//! | `cpu`, `cpu_options` | backend over the CPU executor |
 //! | [`coreml`] | backend over Core ML |
 //! | [`plan`] | which functions run, in which order, with how many tokens per call |
-//! | [`host`] | embedding and rotary tables |
+//! | `host` | embedding and rotary tables |
 //! | [`inputs`] | inputs of a call |
-//! | [`model`] | bundle with a backend |
-//! | [`forward`] | options and result of a forward pass |
-//! | [`session`] | text with its states |
+//! | `model` | bundle with a backend |
+//! | `forward` | options and result of a forward pass |
+//! | `session` | text with its states |
 //! | `buffers` | reused tensors of calls |
 //! | `call` | one function call: its inputs, its result |
 //! | `intercepted` | backend decorator that times, records or observes calls |
 //! | `function_pool` | functions in memory, under a limit |
 //! | `state_transfer` | states carried from one context to another |
-//! | [`together`] | batched calls of several texts |
+//! | `together` | batched calls of several texts |
 //! | `states` | states of a text |
 //! | `idle_states` | pool of unused states |
 //! | `hidden` | hidden states between calls |
@@ -42,20 +42,20 @@
 //! | [`profile`] | time spent in each function |
 //! | [`bench`](mod@bench) | benchmarks |
 //! | [`energy`] | energy measurement |
-//! | [`prefix`] | sessions kept for texts with the same beginning |
-//! | [`sampling`], [`logprobs`] | choice of the next token, and its log-probability |
-//! | [`constraint`] | text constrained by a JSON Schema or a grammar |
-//! | [`lookup`] | drafts from the text's own past |
-//! | [`draft`] | drafts by a smaller model |
-//! | [`request`], [`generation`] | generation request, and the generation loop |
-//! | [`tokenizer`], [`chat`] | text to tokens and back; conversations to text |
+//! | `prefix` | sessions kept for texts with the same beginning |
+//! | [`sampling`], `logprobs` | choice of the next token, and its log-probability |
+//! | `constraint` | text constrained by a JSON Schema or a grammar |
+//! | `lookup` | drafts from the text's own past |
+//! | `draft` | drafts by a smaller model |
+//! | `request`, `generation` | generation request, and the generation loop |
+//! | `tokenizer`, [`chat`] | text to tokens and back; conversations to text |
 //! | `bpe` | fast reader of byte-pair encoding vocabularies |
-//! | [`text`] | generated text, up to a stop string |
+//! | `text` | generated text, up to a stop string |
 //! | [`tools`], [`reasoning`] | function calls within a text, and the reasoning before it |
 
 #![forbid(unsafe_code)]
 
-pub mod backend;
+mod backend;
 pub mod bench;
 mod bpe;
 mod buffers;
@@ -64,81 +64,81 @@ mod charsmap;
 pub mod chat;
 pub mod classify;
 #[cfg(feature = "grammar")]
-pub mod constraint;
+mod constraint;
 #[cfg(not(feature = "grammar"))]
 #[path = "no_constraint.rs"]
-pub mod constraint;
+mod constraint;
 pub mod coreai;
 pub mod coreml;
-pub mod cpu;
-pub mod cpu_options;
-pub mod draft;
+mod cpu;
+mod cpu_options;
+mod draft;
 pub mod encode;
 mod encoded_text;
 pub mod energy;
-pub mod error;
+mod error;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 #[allow(missing_docs, reason = "for tests of this workspace")]
 pub mod fake;
-pub mod forward;
+mod forward;
 pub(crate) mod function_pool;
-pub mod generation;
+mod generation;
 mod grammar;
 mod growth;
 pub(crate) mod hidden;
-pub mod host;
+mod host;
 mod idle_states;
 pub mod inputs;
 mod intercepted;
 mod jinja;
-pub mod logprobs;
-pub mod lookup;
-pub mod model;
+mod logprobs;
+mod lookup;
+mod model;
 pub mod plan;
-pub mod prefix;
+mod prefix;
 pub mod profile;
 pub mod reasoning;
-pub mod request;
+mod request;
 pub mod sampling;
 #[cfg(feature = "grammar")]
 mod schema;
-pub mod session;
+mod session;
 pub(crate) mod stack;
 mod state_transfer;
 pub(crate) mod states;
 #[cfg(test)]
 mod tests;
-pub mod text;
-pub mod together;
-pub mod tokenizer;
+mod text;
+mod together;
+mod tokenizer;
 pub mod tools;
 mod trial;
 mod widened;
 
-pub use backend::{Backend, BatchMember, BatchResult, Phase, Sequence, Watch};
-pub use classify::windows::Windows;
+pub use backend::{
+    Backend, BatchMember, BatchResult, FunctionCall, Phase, Sequence, Watch, run_anew, run_each, run_in_turn,
+};
+#[cfg(feature = "grammar")]
+pub use constraint::probe;
 pub use constraint::{Constraint, Grammar, Grammars};
-pub use coreml::{CoreMlBackend, PhaseUnits};
 pub use cpu::{CpuBackend, PackageStore};
 pub use cpu_options::{CachePrecision, CpuOptions};
 pub use draft::Drafter;
-pub use encode::Embedder;
 pub use encoded_text::EncodedText;
 pub use error::RuntimeError;
 pub use forward::{Chunking, ForwardOptions, ForwardOutput, Hidden, Positions};
 pub use generation::{Finish, GeneratedToken, Generation, GenerationOutput, Timings};
 pub use hidden::HiddenFrame;
-pub use host::HostTables;
+pub use host::{HostTables, TokenRun};
 pub use intercepted::{InterceptedBackend, Interceptor};
 pub use logprobs::Logprobs;
 pub use lookup::Speculation;
 pub use model::{FirstLoadWork, LoadedModel};
 pub use prefix::PrefixCache;
 pub use request::GenerationRequest;
-pub use sampling::{Sampler, Sampling};
 pub use session::{ForwardPass, PreviousHidden, TokenSession};
 pub use text::{TextDelta, TextGeneration, TextStream};
 pub use together::{NextTokens, forward_together};
-pub use tokenizer::{Detokenizer, Tokenizer};
+pub use tokenizer::{Detokenizer, TokenEntry, Tokenizer};
 pub use widened::widened;

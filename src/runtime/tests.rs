@@ -4,12 +4,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use super::coreml::{CoreMlBackend, PhaseUnits};
 use super::fake::{self, FakeOptions};
 use super::sampling::Sampling;
 use super::*;
 use anec_bundle::{Bundle, TokenCount};
-use anec_coreml::ComputeUnits;
 use anec_coreml::cache::Cache;
+use anec_coreml::plan::ComputeUnits;
 use anec_exec::Precision;
 use anec_testing::fake::{DoubleEngine, convert_family};
 

@@ -10,8 +10,9 @@ use serde_json::{Value as Json, json};
 use super::conversation::parse;
 use super::error::ServeError;
 use super::service::Service;
+use anec_runtime::encode::Embedder;
 use anec_runtime::encode::classify;
-use anec_runtime::{Embedder, EncodedText, LoadedModel, RuntimeError};
+use anec_runtime::{EncodedText, LoadedModel, RuntimeError};
 
 /// Maximum number of texts per request.
 const MAX_TEXTS: usize = 2048;

@@ -11,12 +11,12 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`engine`] | scheduler thread: bounded queue, texts taking turns |
-//! | [`service`] | request validation, from request to tokens |
+//! | `engine` | scheduler thread: bounded queue, texts taking turns |
+//! | `service` | request validation, from request to tokens |
 //! | [`loading`] | background loading while the server already answers |
-//! | [`parameters`] | sampling parameters of requests |
+//! | `parameters` | sampling parameters of requests |
 //! | `app` | what the handlers of all APIs share, limits of requests |
-//! | [`http`] | connections and routes |
+//! | `http` | connections and routes |
 //! | `clients` | connections per address |
 //! | `origin` | allowed hosts and origins |
 //! | [`embeddings`] | embeddings and reranking |
@@ -32,7 +32,7 @@
 //! | [`tools`] | offered functions and their calls |
 //! | [`json_lines`] | JSON lines over stdin or a Unix socket |
 //! | `fields` | field names of a request |
-//! | [`metrics`] | Prometheus metrics |
+//! | `metrics` | Prometheus metrics |
 
 #![forbid(unsafe_code)]
 
@@ -41,21 +41,21 @@ mod app;
 mod clients;
 mod conversation;
 pub mod embeddings;
-pub mod engine;
-pub mod error;
+mod engine;
+mod error;
 mod error_form;
 mod fields;
-pub mod http;
+mod http;
 pub mod json_lines;
 pub mod loading;
 mod messages;
-pub mod metrics;
+mod metrics;
 mod ollama;
 pub mod openai;
 mod origin;
-pub mod parameters;
+mod parameters;
 mod responses;
-pub mod service;
+mod service;
 pub mod stream;
 mod tokens;
 pub mod tools;

@@ -16,9 +16,9 @@ use super::parameters::{Defaults, Parameters};
 use super::tools::Tools;
 use anec_base::Result;
 use anec_runtime::chat::{Chat, ChatTemplate, Message};
-use anec_runtime::forward::{Chunking, ForwardOptions};
 use anec_runtime::reasoning::{AnswerReader, AnswerSyntax};
 use anec_runtime::tools::CallSyntax;
+use anec_runtime::{Chunking, ForwardOptions};
 use anec_runtime::{
     Constraint, EncodedText, GeneratedToken, GenerationRequest, Grammar, Grammars, LoadedModel, Logprobs, RuntimeError,
     Tokenizer,

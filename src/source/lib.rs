@@ -23,37 +23,37 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`tensor`] | a handle to one tensor, decoded row by row on demand |
-//! | [`weight`] | lazily evaluated expressions over tensors: slices, concatenations, permutations |
-//! | [`ledger`] | record of the tensors that a model used |
-//! | [`gguf`], [`safetensors`], [`onnx`], [`hugging_face`] | the formats |
+//! | `tensor` | a handle to one tensor, decoded row by row on demand |
+//! | `weight` | lazily evaluated expressions over tensors: slices, concatenations, permutations |
+//! | `ledger` | record of the tensors that a model used |
+//! | [`gguf`], [`safetensors`], [`onnx`], `hugging_face` | the formats |
 //! | [`sentence_transformers`] | pooling and projections of hidden states |
-//! | [`adapter`] | low-rank adapters, merged into the weights |
+//! | `adapter` | low-rank adapters, merged into the weights |
 //! | [`hub`] | downloads of `hf:owner/name` |
-//! | [`dtype`], [`dequantize`] | element types and their decoding |
+//! | `dtype`, [`dequantize`] | element types and their decoding |
 //!
 //! Only metadata is held in memory: tensors stay in mapped files, and reads decode straight into the caller's buffer.
 
 #![forbid(unsafe_code)]
 
-pub mod adapter;
+mod adapter;
 pub mod dequantize;
-pub mod dtype;
-pub mod error;
+mod dtype;
+mod error;
 mod file;
 pub mod gguf;
 pub mod hub;
-pub mod hugging_face;
-pub mod ledger;
+mod hugging_face;
+mod ledger;
 pub mod onnx;
 pub mod orthogonal;
 pub(crate) mod quantized;
 mod random;
 pub mod safetensors;
 pub mod sentence_transformers;
-pub mod tensor;
+mod tensor;
 pub mod tokenizer;
-pub mod weight;
+mod weight;
 mod wire;
 
 use std::collections::{BTreeMap, HashMap};
@@ -73,7 +73,7 @@ pub use file::SourceFile;
 pub use file::read_json;
 pub use hugging_face::HuggingFaceFiles;
 pub use ledger::Ledger;
-pub use sentence_transformers::{PoolingMode, SentenceTransformers};
+use sentence_transformers::SentenceTransformers;
 pub use tensor::SourceTensor;
 pub use weight::{RowOrder, SourceWeight, SquareMatrix, WeightExtent, ZeroPoints};
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Duration;
 
-use anec_base::progress::Progress;
+use anec_base::Progress;
 use anec_convert::{ConvertOptions, convert};
 use anec_coreml::array::{self, Element, OwnedValues, StridedArray, Values};
 use anec_coreml::plan::{ComputeUnits, Device, Machine, Operation};

@@ -25,7 +25,7 @@
 //! | [`bisect`] | the smallest piece of a program that fails a gate |
 //! | `simulation` | effect of the Neural Engine's published arithmetic |
 //! | [`verdict`] | checks of claims, gates, reports |
-//! | [`thresholds`] | thresholds of the gates, `gates.yaml` |
+//! | `thresholds` | thresholds of the gates, `gates.yaml` |
 //! | [`lint`] | static checks of a program's numerics |
 //! | [`trial`] | errors of running functions, as checks |
 //! | [`watch`] | a backend that records the magnitudes of values |
@@ -33,15 +33,15 @@
 //! | [`prompts`] | built-in texts |
 //! | [`migration`] | a migrated package against its Core AI asset |
 //! | [`third_party`] | gates of packages that anec didn't make |
-//! | [`golden`] | results of a reference |
-//! | [`measure`] | distance measures of vectors |
+//! | `golden` | results of a reference |
+//! | `measure` | distance measures of vectors |
 
 #![forbid(unsafe_code)]
 
 pub mod bisect;
-pub mod golden;
+mod golden;
 pub mod lint;
-pub mod measure;
+mod measure;
 pub mod migration;
 pub mod numerics;
 pub mod parity;
@@ -52,18 +52,13 @@ mod simulation;
 mod sizes;
 pub mod structure;
 pub mod third_party;
-pub mod thresholds;
+mod thresholds;
 mod trace;
 pub mod trial;
 pub mod verdict;
 pub mod watch;
 
-pub use golden::{Golden, GoldenText, Greedy};
+pub use golden::{Golden, GoldenError, GoldenText, Greedy, TensorFile};
 pub use measure::{LogitMeasures, RowMeasures};
-pub use numerics::numerics;
-pub use parity::{Candidate, parity};
-pub use perplexity::{Perplexity, perplexity};
 pub use simulation::first_deviation;
-pub use structure::structure;
-pub use thresholds::Thresholds;
-pub use verdict::{Check, GateReport, GatesReport, Verdict};
+pub use thresholds::{ResidencyThresholds, Thresholds};

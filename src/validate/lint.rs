@@ -9,7 +9,7 @@ use half::f16;
 use super::verdict::{Check, listed};
 use anec_base::Result;
 use anec_kernels::scan::FloatScan;
-use anec_mil::constant::Data;
+use anec_mil::Data;
 use anec_mil::{Binding, Constant, DataType, Function, Op, OpKind, Program, Uses, ValueId};
 
 /// Largest number whose square fp16 can represent.
@@ -377,7 +377,7 @@ fn is_root(op: &Op) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Verdict;
+    use crate::verdict::Verdict;
     use anec_mil::{FunctionBuilder, Opset, TensorType};
 
     /// Findings for a function that `build` makes from an fp16 input of four channels.
@@ -412,11 +412,8 @@ mod tests {
             move |ops: &mut FunctionBuilder, x| {
                 let epsilon = Constant::fp32(epsilon);
                 let square = ops.reduce_mean(x, &[1], true);
-                let root = ops.op::<anec_mil::builder::OpInput>(
-                    "rsqrt",
-                    "root",
-                    [("x", square.into()), ("epsilon", epsilon.into())],
-                );
+                let root =
+                    ops.op::<anec_mil::OpInput>("rsqrt", "root", [("x", square.into()), ("epsilon", epsilon.into())]);
                 ops.mul(x, root)
             }
         };
@@ -453,13 +450,13 @@ mod tests {
     #[test]
     fn an_island_of_single_precision_is_found() {
         let island = one(|ops, x| {
-            let wide = ops.op::<anec_mil::builder::OpInput>(
+            let wide = ops.op::<anec_mil::OpInput>(
                 "cast",
                 "wide",
                 [("x", x.into()), ("dtype", Constant::string("fp32").into())],
             );
             let wide = ops.tanh(wide);
-            let back = ops.op::<anec_mil::builder::OpInput>(
+            let back = ops.op::<anec_mil::OpInput>(
                 "cast",
                 "back",
                 [("x", wide.into()), ("dtype", Constant::string("fp16").into())],

@@ -17,7 +17,7 @@ pub use subject::ResidencySubject;
 pub use take::{take, time, time_directly};
 
 use super::verdict::{Check, GateReport};
-use anec_coreml::ComputeUnits;
+use anec_coreml::plan::ComputeUnits;
 
 /// Name of the gate.
 pub const GATE: &str = "residency";
@@ -37,14 +37,14 @@ pub fn without_plan() -> GateReport {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Verdict;
+    use crate::verdict::Verdict;
 
     use std::path::Path;
 
     use crate::Thresholds;
     use crate::third_party;
+    use anec_base::Progress;
     use anec_base::Result;
-    use anec_base::progress::Progress;
     use anec_coreml::plan::{ComputePlan, Device};
     use anec_coreml::{Engine, project};
     use anec_manifest::Gates;

@@ -9,9 +9,8 @@ use anec_base::Result;
 use anec_bundle::{Bundle, PortRole, Stage};
 use anec_exec::Precision;
 use anec_mil::{Function, ValueId};
-use anec_runtime::{
-    Chunking, ForwardOptions, Hidden, HostTables, LoadedModel, PackageStore, Positions, Windows, widened,
-};
+use anec_runtime::classify::windows::Windows;
+use anec_runtime::{Chunking, ForwardOptions, Hidden, HostTables, LoadedModel, PackageStore, Positions, widened};
 
 /// Values of a function whose size needs interpretation.
 #[derive(Default)]

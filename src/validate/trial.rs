@@ -34,7 +34,7 @@ pub fn not_run(subject: impl Into<String>, error: Error) -> Result<Check> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Verdict;
+    use crate::verdict::Verdict;
 
     fn of_function(error: ExecError) -> Result<Check> {
         not_run("f32", RuntimeError::Function { package: "p.mlpackage".into(), error }.into())

@@ -7,7 +7,7 @@ use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use anec_advice::forecast::ForecastFinding;
+use anec_advice::ForecastFinding;
 use anec_base::{ContentDigest, input};
 use anec_convert::report;
 use anec_coreml::plan::Device;

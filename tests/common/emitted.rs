@@ -2,7 +2,8 @@
 
 use anec::convert::emit::Emitter;
 use anec::convert::functions::build_package;
-use anec::convert::{ConvertPlan, open};
+use anec::convert::open;
+use anec::convert::plan::ConvertPlan;
 use anec::manifest::Manifest;
 use anec::mil::Program;
 

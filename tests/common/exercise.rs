@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anec::base::MappedFile;
+use anec::base::Result;
 use anec::coreai;
-use anec::error::Result;
 use anec::manifest::Manifest;
 use anec::mil::codec;
 use anec::mil::text::parse;

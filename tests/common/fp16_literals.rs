@@ -1,6 +1,6 @@
 //! Weights that stay as they are.
 
-use anec::error::Result;
+use anec::base::Result;
 use anec::family::EmitWeight;
 use anec::manifest::Role;
 use anec::mil::{Constant, FunctionBuilder, ValueId};

@@ -1,6 +1,6 @@
 //! Reproducible mutations of bytes and of JSON.
 
-use anec::base::random::SplitMix64;
+use anec::base::SplitMix64;
 use serde_json::{Map, Value as Json, json};
 
 /// Random numbers of one input.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use anec::runtime::{Grammar, Grammars, Tokenizer, constraint::probe};
+use anec::runtime::{Grammar, Grammars, Tokenizer, probe};
 use serde_json::{Value as Json, json};
 
 use super::mutate::{self, Random};
@@ -147,11 +147,11 @@ fn template(random: &mut Random, seeds: &Seeds) -> Vec<u8> {
     if random.chance(0.3) { damaged(random, seeds) } else { templates::template(random).into_bytes() }
 }
 
-fn said(result: anec::error::Result<()>) -> Result<(), String> {
+fn said(result: anec::base::Result<()>) -> Result<(), String> {
     result.map_err(|error| error.to_string())
 }
 
-fn text(bytes: &[u8], read: fn(&str) -> anec::error::Result<()>) -> anec::error::Result<()> {
+fn text(bytes: &[u8], read: fn(&str) -> anec::base::Result<()>) -> anec::base::Result<()> {
     read(&String::from_utf8_lossy(bytes))
 }
 

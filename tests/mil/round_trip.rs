@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anec::mil::constant::Data;
+use anec::mil::Data;
 use anec::mil::text::{INLINE_ELEMENTS, parse};
 use anec::mil::verify::verify;
 use anec::mil::{Binding, Block, Constant, Program};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use anec::mil::constant::Data;
+use anec::mil::Data;
 use anec::mil::verify::{verify, verify_function};
 use anec::mil::{
     Binding, Block, Constant, DataType, Dim, Function, Op, Opset, Program, Symbol, SymbolRange, TensorType, Value,

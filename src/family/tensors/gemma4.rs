@@ -13,8 +13,8 @@ use crate::config::{ExpertsConfig, PerLayerEmbeddingConfig};
 use crate::residual_block::Norms;
 use anec_base::Result;
 use anec_manifest::Role;
+use anec_source::Result as SourceResult;
 use anec_source::SourceWeight;
-use anec_source::error::Result as SourceResult;
 
 impl Tensors<'_, '_> {
     /// Takes the dense network and the experts beside it. The router reads `norm(x) * scale / sqrt(hidden_size)`; both

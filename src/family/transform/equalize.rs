@@ -23,7 +23,7 @@ use crate::decoder::Decoder;
 use crate::layer::{FeedForward, Mixer};
 use crate::row::{Activation, QkNorm};
 use anec_base::Result;
-use anec_source::error::Result as SourceResult;
+use anec_source::Result as SourceResult;
 use anec_source::{RowOrder, SourceWeight, WeightExtent};
 
 /// Largest scale of a head; a head without weights can't be scaled up.

@@ -11,7 +11,7 @@ use crate::PackageError;
 use crate::stream::{FilePart, NotWritten, write_parts};
 use anec_base::Result;
 use anec_mil::Content;
-use anec_mil::constant::Data;
+use anec_mil::Data;
 
 /// Progress of writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

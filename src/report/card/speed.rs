@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use anec_advice::predict::ChipPrediction;
+use anec_advice::ChipPrediction;
 use serde_json::Value as Json;
 
 use super::super::escape::cell;

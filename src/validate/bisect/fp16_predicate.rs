@@ -22,9 +22,10 @@ use anec_exec::{ExecError, ExecOptions, Executable, Precision, Tensor, WeightCac
 use anec_mil::verify::infer_known_types;
 use anec_mil::{Function, Program};
 use anec_package::Package;
+use anec_runtime::classify::windows::Windows;
 use anec_runtime::{
     Chunking, CpuBackend, ForwardOptions, Hidden, HostTables, InterceptedBackend, Interceptor, LoadedModel,
-    PackageStore, Windows,
+    PackageStore,
 };
 
 /// Function of fixed shapes with the inputs of one call.

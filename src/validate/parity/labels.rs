@@ -8,7 +8,8 @@ use crate::trial::not_run;
 use crate::verdict::Check;
 use anec_base::Result;
 use anec_bundle::{Stage, TokenCount};
-use anec_runtime::{Hidden, Windows};
+use anec_runtime::Hidden;
+use anec_runtime::classify::windows::Windows;
 
 impl Comparison<'_> {
     /// Compares the labels in as few calls as possible, in the smallest windows, and in sizes between.

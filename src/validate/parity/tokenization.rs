@@ -197,7 +197,7 @@ mod tests {
     use serde_json::{Value as Json, json};
 
     use super::*;
-    use crate::Verdict;
+    use crate::verdict::Verdict;
     use anec_testing::fake::convert_demo;
 
     const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>";

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use anec_base::Result;
 use anec_bundle::{FunctionEntry, Port, PortRole};
-use anec_coreml::ComputeUnits;
 use anec_coreml::array::{Element, OwnedValues, StridedArray};
+use anec_coreml::plan::ComputeUnits;
 use anec_coreml::plan::{FunctionPlan, Timing};
 use anec_coreml::{CoreMlError, Engine, LoadedFunction};
 use anec_exec::{Tensor, TensorData};

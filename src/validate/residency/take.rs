@@ -8,15 +8,17 @@ use anec_base::FileError;
 use super::subject::{PartContent, ResidencySubject, Signature, SubjectCall};
 use super::{UNITS, latency};
 use crate::sizes;
+use anec_base::Progress;
 use anec_base::Result;
 use anec_base::clock::{now, strftime};
-use anec_base::progress::Progress;
 use anec_bundle::Bundle;
 use anec_coreml::cache::Cache;
+use anec_coreml::plan::{ComputePlan, ComputeUnits};
 use anec_coreml::plan::{FunctionPlan, PackageDigest, SCHEMA_VERSION, Timing};
-use anec_coreml::{ComputePlan, ComputeUnits, CoreMlError, Engine, project};
+use anec_coreml::{CoreMlError, Engine, project};
 use anec_package::{Package, WriteOptions};
-use anec_runtime::{Backend, CoreMlBackend};
+use anec_runtime::Backend;
+use anec_runtime::coreml::CoreMlBackend;
 
 /// Takes the plan of every call of a model. Calls of packages are compiled and planned separately, in a temporary copy,
 /// which takes Core ML seconds to minutes. Compiled models are planned as they are: Core ML plans their default

@@ -184,7 +184,7 @@ mod tests {
     use serde_json::Value as Json;
 
     use super::*;
-    use crate::structure;
+    use crate::structure::structure;
     use anec_testing::fake::convert_demo;
 
     #[test]
