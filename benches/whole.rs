@@ -18,7 +18,6 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
-use anec::base::Progress;
 use anec::base::resources::usage;
 use anec::convert::convert_opened;
 use anec::convert::open::{Opened, open_model};
@@ -37,7 +36,9 @@ fn main() {
     }
     let words: Vec<String> = std::env::args().skip(1).collect();
     let named: Vec<&str> = match words.iter().map(String::as_str).filter(|word| !word.starts_with("--")).collect() {
-        _ if words.iter().any(|word| word == "--all") => builtin::names().filter(|name| *name != "demo").collect(),
+        _ if words.iter().any(|word| word == "--all") => {
+            builtin::names().filter(|name| !name.starts_with("demo")).collect()
+        }
         named if Vec::is_empty(&named) => vec!["zaya1-8b", "privacy-filter"],
         named => named,
     };
@@ -62,9 +63,8 @@ fn convert(name: &str) {
     let (model, ledger) = open_model(&source, &manifest).expect("the configuration is understood");
     let folder = std::env::var_os("ANEC_BENCH_FOLDER").map_or_else(std::env::temp_dir, PathBuf::from);
     let room = tempfile::tempdir_in(folder).expect("the folder can be written to");
-    let out = Some(room.path().join(name));
-    let progress = Progress::hidden();
-    let options = ConvertOptions { manifest, out, force: false, compile: false, progress, check_tokenizer: None };
+    let mut options = ConvertOptions::new(manifest);
+    options.out = Some(room.path().join(name));
 
     let begin = Instant::now();
     let outcome = convert_opened(&options, &Opened { source, model, ledger }).unwrap_or_else(|e| panic!("{name}: {e}"));

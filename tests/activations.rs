@@ -1,6 +1,6 @@
 //! Activations keep to their equations in either form, in f32 and in fp16.
 
-use anec::exec::{ExecOptions, Executable, Precision, Tensor, WeightCache};
+use anec::exec::{Executable, Precision, Tensor, WeightCache};
 use anec::family::blocks::Graph;
 use anec::family::blocks::activation::{activate, silu, softplus};
 use anec::family::row::Activation;
@@ -32,7 +32,7 @@ fn by_graph(
     let mut ops = graph.into_ops().expect("builds");
     ops.output("y", y);
     let function = ops.finish().expect("builds");
-    let executable = Executable::compile(&function, ExecOptions { precision }, &WeightCache::new()).expect("compiles");
+    let executable = Executable::compile(&function, precision, &WeightCache::new()).expect("compiles");
     let x = Tensor::new(vec![1, numbers.len(), 1, 1], numbers);
     let outputs = executable.run(&[("x", &x)], &mut executable.new_state()).expect("runs");
     outputs[0].1.floats().expect("floats").to_vec()

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anec::bundle::TokenCount;
-use anec::exec::{ExecOptions, Executable, Precision, WeightCache};
+use anec::exec::{Executable, Precision, WeightCache};
 use anec::family::LoweringOptions;
 use anec::manifest::{
     ActivationForm, AttentionForm, ExpertsForm, KvWrite, LayerDivision, Layout as GraphLayout, LinearForm, NormForm,
@@ -72,7 +72,7 @@ fn counted<T>(body: impl FnOnce() -> T) -> (usize, T) {
 /// How many requests each step of a text makes, from the first token on.
 fn requests(case: &str, form: LoweringOptions, precision: Precision, caches: CachePrecision) -> Vec<usize> {
     let graph = layers(case, form, TokenCount::Range(1, 8));
-    let executable = Executable::compile(&graph.function, ExecOptions { precision }, &WeightCache::new()).unwrap();
+    let executable = Executable::compile(&graph.function, precision, &WeightCache::new()).unwrap();
     let (mut state, mut outputs) = (executable.new_state(), Vec::new());
     if caches == CachePrecision::F16 {
         executable.states().for_each(|(name, _)| state.hold_in_half_precision(name));

@@ -5,7 +5,7 @@ use crate::common::{coremltools, folder};
 
 use std::path::Path;
 
-use anec::exec::{ExecOptions, Executable, Precision, State, Tensor, WeightCache};
+use anec::exec::{Executable, Precision, State, Tensor, WeightCache};
 use anec::package;
 use anec::runtime::{Chunking, ForwardOptions, LoadedModel};
 use folder::run;
@@ -37,8 +37,7 @@ impl Reader {
             let name = parameters[key].as_str().unwrap().replace(".mlmodelc", ".mlpackage");
             let package = package::open(&folder.join(name)).unwrap();
             let function = package.program.functions.iter().find(|f| f.name == function).unwrap();
-            let options = ExecOptions { precision: Precision::F16 };
-            Executable::compile(function, options, &WeightCache::new()).unwrap()
+            Executable::compile(function, Precision::F16, &WeightCache::new()).unwrap()
         };
         let (infer, prefill) = (load("ffn", "infer"), load("ffn", "prefill"));
         Reader {

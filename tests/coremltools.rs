@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use anec::exec::{ExecOptions, Executable, Precision, State, Tensor, TensorData, WeightCache};
+use anec::exec::{Executable, Precision, State, Tensor, TensorData, WeightCache};
 use anec::mil::{DataType, Function, ValueType, text, verify};
 use anec::package::{self, Package};
 use half::f16;
@@ -161,8 +161,7 @@ fn run(package: &Package, calls: &[Call], precision: Precision, tolerance: f32) 
         let name = call.function.as_deref().unwrap_or(&package.program.default_function);
         let function = package.program.function(name).ok_or_else(|| format!("no function `{name}`"))?;
         if !executables.contains_key(name) {
-            let executable =
-                Executable::compile(function, ExecOptions { precision }, &cache).map_err(|e| e.to_string())?;
+            let executable = Executable::compile(function, precision, &cache).map_err(|e| e.to_string())?;
             state.merge(executable.new_state());
             executables.insert(name, executable);
         }

@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anec::base::Result;
 use anec::bundle::{PortDim, PortRole, Stage, TokenCount};
-use anec::exec::{ExecOptions, Executable, Precision, State, Tensor, WeightCache};
+use anec::exec::{Executable, Precision, State, Tensor, WeightCache};
 use anec::family::{EmitWeight, FamilyModel, FunctionGraph, FunctionRequest, HostTensors, LoweringOptions};
 use anec::manifest::{
-    ActivationForm, AttentionForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, RopeForm, RotateBy,
-    RotationOptions, StateForm, Transform,
+    ActivationForm, AttentionForm, HeadOutputs, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, RopeForm,
+    RotateBy, RotationOptions, StateForm, Transform,
 };
 use anec::mil::{Constant, FunctionBuilder, ValueId};
 use anec::source::{Ledger, Source, SourceWeight};
@@ -90,7 +90,7 @@ impl Runner {
             let (name, most_tokens, default_tokens) = ("main".into(), tokens.most(), tokens.least());
             let request = FunctionRequest { name, stage, tokens, default_tokens, context, most_tokens, argmax: false };
             let graph = model.build(&form, &request, weights)?;
-            let executable = Executable::compile(&graph.function, ExecOptions { precision }, &cache)?;
+            let executable = Executable::compile(&graph.function, precision, &cache)?;
             Ok((graph, executable))
         };
         Ok(Runner {
@@ -506,8 +506,8 @@ fn turned_back(rows: &[Vec<f32>], matrix: Option<&SourceWeight>) -> Rows {
 #[test]
 fn transforms_keep_the_function() {
     let (root, cases) = cases();
-    let [rotate, learned] =
-        [false, true].map(|learned| Transform::RotateBy(RotateBy { rotate: RotationOptions { seed: 7, learned } }));
+    let [rotate, learned] = [false, true]
+        .map(|learned| Transform::RotateBy(RotateBy { rotate: RotationOptions::seeded(7).learned(learned) }));
     let all = [Transform::Fold, rotate, Transform::Gains, Transform::Equalize];
     let alone = all.iter().map(|transform| vec![*transform]);
     let recipes = [vec![Transform::Gains, Transform::Equalize], vec![Transform::Fold, learned, Transform::Equalize]];

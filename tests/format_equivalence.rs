@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use anec::base::Progress;
 use anec::bundle::Bundle;
 use anec::convert::{ConvertOptions, Outcome, convert};
 use anec::family::table::DECODERS;
@@ -17,14 +16,8 @@ use serde_json::Value as Json;
 fn converted(source: &Path, sets: &[&str], folder: &Path) -> (Bundle, BTreeMap<String, Vec<u8>>) {
     let source = format!("source={}", serde_json::to_string(source).unwrap());
     let sets: Vec<String> = ["name=twin", "context=32", &source].iter().chain(sets).map(|s| s.to_string()).collect();
-    let options = ConvertOptions {
-        manifest: Manifest::from_yaml("", "test", &sets).unwrap(),
-        out: Some(folder.to_owned()),
-        force: false,
-        compile: false,
-        progress: Progress::hidden(),
-        check_tokenizer: None,
-    };
+    let mut options = ConvertOptions::new(Manifest::from_yaml("", "test", &sets).unwrap());
+    options.out = Some(folder.to_owned());
     let Outcome::Written(written) = convert(&options).unwrap_or_else(|e| panic!("{source} {sets:?}: {e}")) else {
         panic!("{source} {sets:?}: there was a bundle already")
     };

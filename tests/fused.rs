@@ -4,7 +4,7 @@ use crate::common::forms::FORM;
 use crate::common::layers::{CONTEXT, inputs, layers};
 
 use anec::bundle::TokenCount;
-use anec::exec::{ExecOptions, ExecProfile, Executable, Precision, Tensor, WeightCache};
+use anec::exec::{ExecProfile, Executable, Precision, Tensor, WeightCache};
 use anec::family::{FunctionGraph, LoweringOptions};
 use anec::manifest::{AttentionForm, KvWrite, NormForm, StateForm};
 use anec::mil::{Binding, Op, ValueType};
@@ -37,8 +37,8 @@ fn compare(case: &str, form: LoweringOptions, precision: Precision, caches: Cach
     let what = format!("{case} {form:?} {precision:?}, caches in {caches}");
     let graph = layers(case, form, tokens);
     let cache = WeightCache::new();
-    let fused = Executable::compile(&graph.function, ExecOptions { precision }, &cache).unwrap();
-    let plain = Executable::compile_unfused(&graph.function, ExecOptions { precision }, &cache).unwrap();
+    let fused = Executable::compile(&graph.function, precision, &cache).unwrap();
+    let plain = Executable::compile_unfused(&graph.function, precision, &cache).unwrap();
     let softmaxes = graph.function.ops().filter(|op| op.operator == "softmax").count();
     // rings are written through masks in every form
     let by_mask = |op: &&Op| form.kv_write == KvWrite::Mask || is_ring(&graph, op);

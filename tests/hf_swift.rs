@@ -6,7 +6,7 @@ use crate::common::folder::run;
 
 use std::path::{Path, PathBuf};
 
-use anec::exec::{ExecOptions, Executable, Precision, State, Tensor, WeightCache};
+use anec::exec::{Executable, Precision, State, Tensor, WeightCache};
 use anec::package;
 use anec::runtime::{Chunking, ForwardOptions, LoadedModel};
 
@@ -27,8 +27,7 @@ impl SwiftReader {
         assert_eq!(names, ["inputIds", "causalMask", "keyCache", "valueCache"]);
         let outputs: Vec<&str> = function.block.outputs.iter().map(|id| function.value(*id).name.as_str()).collect();
         assert_eq!((outputs, package.program.functions.len()), (vec!["logits"], 1));
-        let model =
-            Executable::compile(function, ExecOptions { precision: Precision::F16 }, &WeightCache::new()).unwrap();
+        let model = Executable::compile(function, Precision::F16, &WeightCache::new()).unwrap();
         SwiftReader { state: model.new_state(), model, vocab: 0, written: 0 }
     }
 

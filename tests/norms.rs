@@ -5,7 +5,7 @@ use crate::common::forms::FORM;
 use crate::common::fp16_literals::Fp16Literals;
 
 use anec::base::{Fault, Result};
-use anec::exec::{ExecOptions, Executable, Precision, Tensor, WeightCache};
+use anec::exec::{Executable, Precision, Tensor, WeightCache};
 use anec::family::LoweringOptions;
 use anec::family::blocks::Graph;
 use anec::family::blocks::norm::{Norm, rms_norm};
@@ -39,7 +39,7 @@ fn by_graph_in(precision: Precision, form: NormForm, norm: &Norm, rows: &[Vec<f3
     let y = rms_norm(&mut graph, x, norm, 1);
     let mut ops = graph.into_ops()?;
     ops.output("y", y);
-    let executable = Executable::compile(&ops.finish()?, ExecOptions { precision }, &WeightCache::new())?;
+    let executable = Executable::compile(&ops.finish()?, precision, &WeightCache::new())?;
     let data: Vec<f32> = (0..WIDTH).flat_map(|c| rows.iter().map(move |row| row[c])).collect();
     let x = Tensor::new(vec![1, WIDTH, rows.len(), 1], data);
     let outputs = executable.run(&[("x", &x)], &mut executable.new_state())?;

@@ -7,8 +7,6 @@ use crate::common::model;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anec::base::Progress;
-use anec::bundle::{PortRole, Stage};
 use anec::convert::{ConvertOptions, Outcome, convert};
 use anec::exec::Precision;
 use anec::manifest::Manifest;
@@ -52,14 +50,8 @@ fn loaded(source: &Path, context: u64, room: &Path) -> anec::base::Result<Arc<Lo
         format!("context={context}"),
         "quant.weights=none".into(),
     ];
-    let options = ConvertOptions {
-        manifest: Manifest::from_yaml("", "test", &sets)?,
-        out: Some(room.to_owned()),
-        force: true,
-        compile: false,
-        progress: Progress::hidden(),
-        check_tokenizer: None,
-    };
+    let mut options = ConvertOptions::new(Manifest::from_yaml("", "test", &sets)?);
+    (options.out, options.force) = (Some(room.to_owned()), true);
     assert!(matches!(convert(&options)?, Outcome::Written(_)));
     LoadedModel::on_cpu(room, Precision::F32)
 }
@@ -140,14 +132,8 @@ fn the_manifest_for_a_browsers_bundle_converts_one_of_its_layout() {
         "quant.weights=none".into(),
     ];
     let manifest = std::fs::read_to_string(repository("examples/aion.yaml")).unwrap();
-    let options = ConvertOptions {
-        manifest: Manifest::from_yaml(&manifest, "aion", &sets).unwrap(),
-        out: Some(out.clone()),
-        force: true,
-        compile: false,
-        progress: Progress::hidden(),
-        check_tokenizer: None,
-    };
+    let mut options = ConvertOptions::new(Manifest::from_yaml(&manifest, "aion", &sets).unwrap());
+    (options.out, options.force) = (Some(out.clone()), true);
     assert!(matches!(convert(&options).unwrap(), Outcome::Written(_)));
     let model = LoadedModel::on_cpu(&out, Precision::F32).unwrap();
     assert_eq!(model.bundle().model.contexts, [16, 32]);

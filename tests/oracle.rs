@@ -14,7 +14,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use anec::convert::emit::Emitter;
-use anec::exec::{ExecOptions, Executable, Precision, Tensor, WeightCache};
+use anec::exec::{Executable, Precision, Tensor, WeightCache};
 use anec::family::EmitWeight;
 use anec::manifest::{Manifest, Role};
 use anec::mil::Data;
@@ -105,8 +105,8 @@ fn every_number_format_stands_for_the_same_numbers_everywhere() {
                 package::write(&program, &path, &WriteOptions::default()).unwrap();
                 // as read again, with what the executor makes of it, rounded to half precision as the weight is
                 let program = package::open(&path).unwrap().program;
-                let options = ExecOptions { precision: Precision::F16 };
-                let executable = Executable::compile(&program.functions[0], options, &WeightCache::new()).unwrap();
+                let executable =
+                    Executable::compile(&program.functions[0], Precision::F16, &WeightCache::new()).unwrap();
                 let zero = Tensor::new(vec![1; rank], vec![0.0f32]);
                 let found = executable.run(&[("x", &zero)], &mut executable.new_state()).unwrap();
                 let bytes: Vec<u8> =

@@ -45,7 +45,7 @@ fn message(package: &Path) -> Model {
 }
 
 fn options(package: &Package) -> WriteOptions<'static> {
-    WriteOptions { metadata: package.metadata.clone(), ..Default::default() }
+    WriteOptions::new(package.metadata.clone())
 }
 
 /// Every value that is in a weight file, by owner.
@@ -242,7 +242,7 @@ fn what_is_written_is_read_back() {
     };
     for (form, program) in forms() {
         let path = room.path().join(format!("{form}.mlpackage"));
-        let options = WriteOptions { metadata: metadata.clone(), ..Default::default() };
+        let options = WriteOptions::new(metadata.clone());
         let written = package::write(&program, &path, &options).unwrap_or_else(|e| panic!("{form}: {e}"));
         let package = package::open(&path).unwrap();
         assert_eq!(package.metadata, metadata, "{form}");
@@ -568,7 +568,7 @@ fn what_is_there_is_replaced_only_when_asked() {
     let error = package::write(&forms[1].1, &path, &WriteOptions::default()).unwrap_err();
     assert_eq!(error.fault(), Fault::Usage);
     assert_eq!(fs::read(path.join("Manifest.json")).unwrap(), before);
-    package::write(&forms[1].1, &path, &WriteOptions { replace: true, ..Default::default() }).unwrap();
+    package::write(&forms[1].1, &path, &WriteOptions::default().replacing(true)).unwrap();
     assert_ne!(fs::read(path.join("Manifest.json")).unwrap(), before);
     assert_eq!(fs::read_dir(room.path()).unwrap().count(), 1);
 }

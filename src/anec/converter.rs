@@ -125,14 +125,10 @@ impl Converter {
             (manifest, plan) = (planned.manifest, Some(planned.report));
         }
         let calibrated = manifest.clone();
-        let options = ConvertOptions {
-            manifest,
-            out: self.out.clone(),
-            force: self.force,
-            compile: self.compile,
-            progress: self.progress.clone(),
-            check_tokenizer: Some(|name, content| Ok(Tokenizer::check_steps(name, content)?)),
-        };
+        let mut options = ConvertOptions::new(manifest);
+        (options.out, options.force, options.compile) = (self.out.clone(), self.force, self.compile);
+        options.progress = self.progress.clone();
+        options.check_tokenizer = Some(|name, content| Ok(Tokenizer::check_steps(name, content)?));
         let mut outcome = if calibrated.quant.is_calibrated() {
             convert_chosen(&options, &|folder| calibrate(&calibrated, folder, &self.progress))?
         } else {
@@ -214,7 +210,8 @@ impl Converter {
     /// If the source can't be converted, the calibration text can't be read, or the file can't be written.
     pub fn sensitivities(&self, formats: &[QuantOverride], tokens: usize) -> Result<Sensitivities> {
         let scratch = scratch_beside(self.out.as_deref(), ".anec-sensitivities-")?;
-        let options = SensitivityOptions { formats, tokens, saved: &self.saved()? };
+        let saved = self.saved()?;
+        let options = SensitivityOptions::new(formats, tokens, &saved);
         sensitivity::measure(&self.manifest, &options, scratch.path(), &self.progress)
     }
 
@@ -274,13 +271,8 @@ pub(crate) fn unquantized(manifest: &Manifest, scratch: &Path, progress: &Progre
         ..manifest.quant.clone()
     };
     let folder = scratch.join("bundle");
-    convert(&ConvertOptions {
-        manifest: Manifest { quant, ..manifest.clone() },
-        out: Some(folder.clone()),
-        force: false,
-        compile: false,
-        progress: progress.clone(),
-        check_tokenizer: None,
-    })?;
+    let mut options = ConvertOptions::new(Manifest { quant, lm_head: LmHead::default(), ..manifest.clone() });
+    (options.out, options.progress) = (Some(folder.clone()), progress.clone());
+    convert(&options)?;
     LoadedModel::on_cpu(&folder, Precision::F32)
 }

@@ -58,7 +58,7 @@ use anec_convert::Chosen;
 use anec_convert::open::{open, resolve};
 use anec_convert::plan::PackagePlan;
 use anec_convert::report::CalibrationReport;
-use anec_exec::{ExecOptions, Executable, Precision, Tensor, WeightCache};
+use anec_exec::{Executable, Precision, Tensor, WeightCache};
 use anec_family::{FamilyModel, LoweringOptions};
 use anec_manifest::Manifest;
 use anec_mil::Function;
@@ -158,7 +158,7 @@ impl Run<'_> {
         let (head, experts) = match package.stage {
             Stage::Layers { first, .. } => (false, self.model.experts(first).map(|experts| experts.count as usize)),
             Stage::FeedForward { .. } | Stage::Experts { .. } => (false, None),
-            Stage::Head { .. } => (true, None),
+            Stage::Head { .. } | Stage::Model { .. } => (true, None),
         };
         let observed = observed::inputs(&graph.function, &emitted, head, experts, targets);
         let cost = observed.iter().map(|input| input.cost(tokens)).sum::<f64>() + 1.0;
@@ -171,7 +171,7 @@ impl Run<'_> {
         match job.package.stage {
             Stage::Layers { end, .. } => self.layers(part, end, &log)?,
             // calibrated models have no such packages
-            Stage::FeedForward { .. } | Stage::Experts { .. } => {}
+            Stage::FeedForward { .. } | Stage::Experts { .. } | Stage::Model { .. } => {}
             Stage::Head { .. } => self.head(job, &log)?,
         }
         let all = log.take();
@@ -235,11 +235,8 @@ impl Run<'_> {
     /// Runs the head up to its projection; logits aren't needed.
     fn head(&self, job: &Job<'_>, log: &MomentLog) -> Result<()> {
         let Some(observed) = job.observed.first() else { return Ok(()) };
-        let head = Executable::compile(
-            &observed::up_to(&job.function, &observed.value),
-            ExecOptions { precision: Precision::F32 },
-            &WeightCache::new(),
-        )?;
+        let head =
+            Executable::compile(&observed::up_to(&job.function, &observed.value), Precision::F32, &WeightCache::new())?;
         let input = &job.inputs[0];
         let width = self.bundle.model.hidden_size as usize;
         let frame = HiddenFrame::new(&self.bundle.model, &self.host);

@@ -20,7 +20,7 @@ use anec_convert::files;
 use anec_convert::open::{Opened, open};
 use anec_convert::plan::{ConvertPlan, PackagePlan};
 use anec_convert::report::{FormatCost, PlannedGroup};
-use anec_exec::{ExecOptions, Executable, Precision, WeightCache};
+use anec_exec::{Executable, Precision, WeightCache};
 use anec_family::Purpose;
 use anec_manifest::{
     Calibration, CalibrationText, Granularity, Manifest, NumberFormat, Quant, QuantOverride, QuantPlan, Role,
@@ -89,6 +89,7 @@ pub struct Sensitivities {
 }
 
 /// Settings of a measurement.
+#[non_exhaustive]
 pub struct SensitivityOptions<'a> {
     /// Formats to measure.
     pub formats: &'a [QuantOverride],
@@ -96,6 +97,13 @@ pub struct SensitivityOptions<'a> {
     pub tokens: usize,
     /// File that keeps the results.
     pub saved: &'a Path,
+}
+
+impl<'a> SensitivityOptions<'a> {
+    /// Returns options of a measurement.
+    pub fn new(formats: &'a [QuantOverride], tokens: usize, saved: &'a Path) -> Self {
+        SensitivityOptions { formats, tokens, saved }
+    }
 }
 
 /// Content of the results file.
@@ -325,7 +333,7 @@ impl Measurement {
         let package = self.plain.plan.packages.iter().find(|package| match package.stage {
             Stage::Layers { first, .. } => group.layer == Some(first),
             Stage::Head { .. } => group.layer.is_none(),
-            Stage::FeedForward { .. } | Stage::Experts { .. } => false,
+            Stage::FeedForward { .. } | Stage::Experts { .. } | Stage::Model { .. } => false,
         });
         let Some(package) = package else { return Err(CalibrateError::NothingToChoose.into()) };
         self.change(package, group.role, format)?;
@@ -358,8 +366,7 @@ impl Measurement {
         };
         let mut emitter = Emitter::new(&quant);
         let graph = self.plain.opened.model.build(&self.plain.plan.form, &package.functions[0], &mut emitter)?;
-        let executable =
-            Executable::compile(&graph.function, ExecOptions { precision: Precision::F32 }, &WeightCache::new())?;
+        let executable = Executable::compile(&graph.function, Precision::F32, &WeightCache::new())?;
         let name = format!("{}.mlpackage", package.name);
         let entries = &self.plain.bundle.functions;
         if let Some((index, entry)) = entries.iter().enumerate().find(|(_, entry)| entry.package == name) {

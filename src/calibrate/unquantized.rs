@@ -41,14 +41,9 @@ impl UnquantizedModel {
         let opened = open(manifest)?;
         let plain = unquantized(manifest, &opened);
         let folder = scratch.join("bundle");
-        convert(&ConvertOptions {
-            manifest: plain.clone(),
-            out: Some(folder.clone()),
-            force: false,
-            compile: false,
-            progress: progress.clone(),
-            check_tokenizer: None,
-        })?;
+        let mut options = ConvertOptions::new(plain.clone());
+        (options.out, options.progress) = (Some(folder.clone()), progress.clone());
+        convert(&options)?;
         let bundle = Bundle::read(&folder)?;
         let host = Arc::new(HostTables::open(&bundle, &folder)?);
         let plan = unquantized_plan(manifest, &opened)?;

@@ -107,7 +107,7 @@ impl BisectArgs {
             return Ok(0);
         };
         if let Some(out) = &self.out {
-            let options = WriteOptions { replace: self.force, ..WriteOptions::default() };
+            let options = WriteOptions::default().replacing(self.force);
             package::write(&package_predicate::program(&found.culprit.piece), out, &options)?;
         }
         self.print(&found);

@@ -12,7 +12,7 @@ use super::{print, print_json};
 use anec::base::Result;
 use anec::base::input::read;
 use anec::base::output::write_file;
-use anec::exec::{ExecOptions, Executable, Precision, Tensor, TensorData, WeightCache};
+use anec::exec::{Executable, Precision, Tensor, TensorData, WeightCache};
 use anec::package;
 
 /// Largest size in bytes of a file of tensors.
@@ -45,7 +45,7 @@ impl PackageArgs {
             let problem = format!("{}: there is no function `{name}`", path.display());
             UsageError::new(problem, "`anec inspect` lists the functions")
         })?;
-        let executable = Executable::compile(function, ExecOptions { precision }, &WeightCache::new())?;
+        let executable = Executable::compile(function, precision, &WeightCache::new())?;
         let mut state = executable.new_state();
         if let Some(file) = self.state.as_ref().filter(|file| file.exists()) {
             for (name, tensor) in tensors(file)? {

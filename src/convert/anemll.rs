@@ -185,7 +185,7 @@ impl<'a> Parts<'a> {
                 user_defined: self.metadata(),
                 ..Default::default()
             };
-            let options = WriteOptions { metadata, progress: Some(&told), ..Default::default() };
+            let options = WriteOptions::new(metadata).telling(&told);
             anec_package::write(program, &folder.join(&package), &options)?;
             packages.push(package);
         }

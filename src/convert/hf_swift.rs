@@ -184,7 +184,7 @@ impl<'a> SwiftModel<'a> {
             user_defined: BTreeMap::from([("co.huggingface.exporters.name".to_owned(), on_hub.to_owned())]),
             ..Default::default()
         };
-        let options = WriteOptions { metadata, progress: Some(&told), ..Default::default() };
+        let options = WriteOptions::new(metadata).telling(&told);
         anec_package::write(&self.program()?, &folder.join(&package), &options)?;
         let compiled = match Compiler::find() {
             Err(_) => None,

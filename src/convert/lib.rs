@@ -11,14 +11,8 @@
 //! let folder = tempfile::tempdir().unwrap();
 //! # let demo = concat!("source=", env!("CARGO_MANIFEST_DIR"), "/../../demo/model").to_owned();
 //! let manifest = Manifest::from_yaml("context: 64", "the example", &[demo])?;
-//! let options = ConvertOptions {
-//!     manifest,
-//!     out: Some(folder.path().join("demo.anec")),
-//!     force: false,
-//!     compile: false,
-//!     progress: anec_base::Progress::hidden(),
-//!     check_tokenizer: None,
-//! };
+//! let mut options = ConvertOptions::new(manifest);
+//! options.out = Some(folder.path().join("demo.anec"));
 //! let Outcome::Written(written) = convert(&options)? else { panic!("the folder was empty") };
 //! assert_eq!(written.bundle.model.contexts, [64]);
 //! # Ok::<(), anec_base::Error>(())

@@ -28,6 +28,7 @@ use anec_source::sentence_transformers::PoolingMode;
 use anec_source::{Source, SourceWeight};
 
 /// Options of a conversion.
+#[non_exhaustive]
 pub struct ConvertOptions {
     /// Manifest, which names the source.
     pub manifest: Manifest,
@@ -41,6 +42,14 @@ pub struct ConvertOptions {
     pub progress: Progress,
     /// Check of the tokenizer; the report contains its objections.
     pub check_tokenizer: Option<TokenizerCheck>,
+}
+
+impl ConvertOptions {
+    /// Returns options that replace nothing, compile nothing, check no tokenizer and show no progress.
+    pub fn new(manifest: Manifest) -> Self {
+        let progress = Progress::hidden();
+        ConvertOptions { manifest, out: None, force: false, compile: false, progress, check_tokenizer: None }
+    }
 }
 
 /// Outcome of a conversion.

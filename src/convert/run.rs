@@ -194,7 +194,7 @@ impl ConversionRun<'_> {
         };
         // the package may exist already if a run was killed before it updated the journal
         let metadata = self.metadata(plan);
-        let options = WriteOptions { metadata, progress: Some(&progress), replace: true, ..Default::default() };
+        let options = WriteOptions::new(metadata).replacing(true).telling(&progress);
         let written = anec_package::write(&program, &self.folder.join(&package), &options)?;
         let weight_bytes = written.weight_bytes;
         let report = PackageReport {
@@ -225,6 +225,7 @@ impl ConversionRun<'_> {
                 format!("classifier, labels {first} to {}", end - 1)
             }
             Stage::Head { first, end } => format!("LM head, rows {first} to {}", end - 1),
+            Stage::Model { layers, rows } => format!("{layers} layers and LM head of {rows} rows"),
         };
         let own = [
             ("anec.version", env!("CARGO_PKG_VERSION")),

@@ -180,7 +180,7 @@ impl Member<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ExecOptions, Precision, WeightCache};
+    use crate::{Precision, WeightCache};
     use anec_mil::{Constant, DataType, Dim, Function, FunctionBuilder, Opset, SymbolRange, TensorType};
 
     const WIDTH: usize = 64;
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn sequences_that_share_calls_have_the_bits_that_they_have_alone() {
         for precision in [Precision::F32, Precision::I16, Precision::F16, Precision::ANE] {
-            let executable = Executable::compile(&function(), ExecOptions { precision }, &WeightCache::new()).unwrap();
+            let executable = Executable::compile(&function(), precision, &WeightCache::new()).unwrap();
             let products = executable.nodes.iter().filter(|node| node.shared().is_some()).count();
             assert_eq!(products, 2, "{precision}");
             for count in [1, 2, 7, 11] {
@@ -241,8 +241,7 @@ mod tests {
 
     #[test]
     fn a_failing_sequence_does_not_affect_the_others() {
-        let options = ExecOptions { precision: Precision::F32 };
-        let executable = Executable::compile(&function(), options, &WeightCache::new()).unwrap();
+        let executable = Executable::compile(&function(), Precision::F32, &WeightCache::new()).unwrap();
         let good = Arc::new(Tensor::new([1, WIDTH, 1, 1], noise(WIDTH, 1)));
         let bad = Arc::new(Tensor::new([1, 2, 1, 1], vec![0.0; 2]));
         let mut states: Vec<State> = (0..3).map(|_| executable.new_state()).collect();
@@ -271,8 +270,7 @@ mod tests {
         let weight = ops.constant("weight", weight);
         let y = ops.conv("y", x, weight, None);
         ops.output("out", y);
-        let options = ExecOptions { precision: Precision::F32 };
-        let executable = Executable::compile(&ops.finish().unwrap(), options, &WeightCache::new()).unwrap();
+        let executable = Executable::compile(&ops.finish().unwrap(), Precision::F32, &WeightCache::new()).unwrap();
         let of_tokens = |tokens| Arc::new(Tensor::new([1, WIDTH, 1, tokens], noise(WIDTH * tokens, tokens)));
         let inputs = [1, 5, 20, 8, 1].map(of_tokens);
         let mut states = [(); 5].map(|()| State::default());

@@ -114,17 +114,10 @@ impl FromStr for Precision {
     }
 }
 
-/// Options of an executable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExecOptions {
-    /// Precision of fp16 values.
-    pub precision: Precision,
-}
-
 /// Function that is ready to run.
 pub struct Executable {
     function: String,
-    options: ExecOptions,
+    precision: Precision,
     inputs: Vec<(String, TensorType, usize)>,
     states: Vec<(String, TensorType)>,
     lengths: BTreeMap<Symbol, SymbolRange>,
@@ -177,12 +170,12 @@ impl Executable {
     /// # Errors
     /// [`ExecError::Unsupported`] if an operator has no kernel; [`ExecError::Constant`] or [`ExecError::Content`] if a
     /// constant can't be loaded; [`ExecError::Function`] if the graph is invalid.
-    pub fn compile(function: &Function, options: ExecOptions, cache: &WeightCache) -> Result<Executable, ExecError> {
-        if let Precision::Ane(_) = options.precision {
-            return Self::compile_unfused(function, options, cache);
+    pub fn compile(function: &Function, precision: Precision, cache: &WeightCache) -> Result<Executable, ExecError> {
+        if let Precision::Ane(_) = precision {
+            return Self::compile_unfused(function, precision, cache);
         }
-        let arithmetic = options.precision.arithmetic();
-        Self::assemble(function, options, cache, |steps, outputs| {
+        let arithmetic = precision.arithmetic();
+        Self::assemble(function, precision, cache, |steps, outputs| {
             let steps = steps.into_iter().map(|step| computed_by(step, arithmetic)).collect();
             fuse(steps, &Uses::of(function), outputs)
         })
@@ -194,18 +187,18 @@ impl Executable {
     /// As [`compile`](Executable::compile).
     pub fn compile_unfused(
         function: &Function,
-        options: ExecOptions,
+        precision: Precision,
         cache: &WeightCache,
     ) -> Result<Executable, ExecError> {
-        let arithmetic = options.precision.arithmetic();
-        Self::assemble(function, options, cache, |steps, _| {
+        let arithmetic = precision.arithmetic();
+        Self::assemble(function, precision, cache, |steps, _| {
             steps.into_iter().map(|step| Node::Step(computed_by(step, arithmetic))).collect()
         })
     }
 
     fn assemble(
         function: &Function,
-        options: ExecOptions,
+        precision: Precision,
         cache: &WeightCache,
         arrange: impl FnOnce(Vec<Step>, &[(String, Operand)]) -> Vec<Node>,
     ) -> Result<Executable, ExecError> {
@@ -245,7 +238,7 @@ impl Executable {
         mark_last_reads(&mut nodes);
         Ok(Executable {
             function: function.name.clone(),
-            options,
+            precision,
             inputs,
             states,
             lengths: function.lengths.clone(),
@@ -375,7 +368,7 @@ impl Executable {
         observer: Option<ValueObserver<'a>>,
         profile: Option<&'a mut ExecProfile>,
     ) -> Frame<'a> {
-        let half = self.options.precision.rounds();
+        let half = self.precision.rounds();
         Frame { function: &self.function, workspace, state, half, observer, profile }
     }
 

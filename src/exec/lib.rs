@@ -6,7 +6,7 @@
 //! machine.
 //!
 //! ```
-//! use anec_exec::{Executable, ExecOptions, Precision, Tensor, WeightCache};
+//! use anec_exec::{Executable, Precision, Tensor, WeightCache};
 //! use anec_mil::{Constant, DataType, FunctionBuilder, Opset, TensorType};
 //!
 //! let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
@@ -15,8 +15,7 @@
 //! ops.output("y", y);
 //! let function = ops.finish().unwrap();
 //!
-//! let options = ExecOptions { precision: Precision::F32 };
-//! let executable = Executable::compile(&function, options, &WeightCache::new())?;
+//! let executable = Executable::compile(&function, Precision::F32, &WeightCache::new())?;
 //! let x = Tensor::new([1, 2], vec![1.0f32, 2.0]);
 //! let outputs = executable.run(&[("x", &x)], &mut executable.new_state())?;
 //! assert_eq!(outputs[0].1.floats().unwrap(), [3.0, 6.0]);
@@ -82,7 +81,7 @@ pub use anec_kernels::processor::processor;
 pub use batch::SequenceCall;
 pub use engine::{EngineEffect, EngineEffects};
 pub use error::ExecError;
-pub use executable::{ExecOptions, Executable, Precision};
+pub use executable::{Executable, Precision};
 pub use profile::{ExecProfile, OperatorTime};
 pub use state::State;
 pub use tensor::{Tensor, TensorData};

@@ -10,11 +10,11 @@ use anec_mil::{
     Constant, Content, DataType, Dim, Function, FunctionBuilder, Opset, SymbolRange, TensorType, ValueType,
 };
 
-const F32: ExecOptions = ExecOptions { precision: Precision::F32 };
-const F16: ExecOptions = ExecOptions { precision: Precision::F16 };
+const F32: Precision = Precision::F32;
+const F16: Precision = Precision::F16;
 
-fn compile(function: &Function, options: ExecOptions) -> Executable {
-    Executable::compile(function, options, &WeightCache::new()).unwrap()
+fn compile(function: &Function, precision: Precision) -> Executable {
+    Executable::compile(function, precision, &WeightCache::new()).unwrap()
 }
 
 /// `out = weight x` for a symbolic number of tokens `T` from 1 to 8.
@@ -153,8 +153,8 @@ fn half_precision_rounds_what_is_declared_so() {
     b.output("out", square);
     let function = b.finish().unwrap();
     let x = Tensor::new([2], vec![1.0 + 1.0 / 1024.0, 300.0]);
-    let run = |options| {
-        let executable = compile(&function, options);
+    let run = |precision| {
+        let executable = compile(&function, precision);
         let mut seen = Vec::new();
         let outputs = executable
             .run_with(&[("x", &x)], &mut executable.new_state(), &mut |name, tensor| {

@@ -186,7 +186,7 @@ fn judge(form: ProbeVariant, plan: std::result::Result<Vec<Operation>, CoreMlErr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anec_exec::{ExecOptions, Executable, Precision, Tensor, WeightCache};
+    use anec_exec::{Executable, Precision, Tensor, WeightCache};
     use anec_mil::verify::verify;
 
     #[test]
@@ -195,8 +195,7 @@ mod tests {
             let program = program(form, 64).unwrap();
             assert!(verify(&program).is_empty(), "{form}: {:?}", verify(&program));
             let function = &program.functions[0];
-            let options = ExecOptions { precision: Precision::F16 };
-            let executable = Executable::compile(function, options, &WeightCache::new()).unwrap();
+            let executable = Executable::compile(function, Precision::F16, &WeightCache::new()).unwrap();
             let mut state = executable.new_state();
             let x = Tensor::new([1, 64, 1, 8], (0..512).map(|i| (i % 13) as f32 / 13.0).collect::<Vec<f32>>());
             let first = executable.run(&[("x", &x)], &mut state).unwrap();

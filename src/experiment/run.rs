@@ -13,7 +13,7 @@ use anec_coreml::array::{Element, OwnedValues, StridedArray, Values};
 use anec_coreml::plan::ComputeUnits;
 use anec_coreml::plan::{Device, Operation};
 use anec_coreml::{CoreMlError, Engine, LoadedFunction};
-use anec_exec::{ExecOptions, Executable, Precision, Tensor, TensorData, WeightCache};
+use anec_exec::{Executable, Precision, Tensor, TensorData, WeightCache};
 use anec_mil::{DataType, Function, Value};
 use anec_package::WriteOptions;
 
@@ -206,7 +206,7 @@ fn inputs(function: &Function, input: ProbeInput) -> Vec<(String, Tensor)> {
 
 /// All output values of a function on the executor.
 fn execute(function: &Function, precision: Precision, inputs: &[(String, Tensor)]) -> Result<Vec<f32>> {
-    let executable = Executable::compile(function, ExecOptions { precision }, &WeightCache::new())?;
+    let executable = Executable::compile(function, precision, &WeightCache::new())?;
     let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
     let outputs = executable.run(&inputs, &mut executable.new_state())?;
     Ok(outputs.into_iter().flat_map(|(_, tensor)| numbers(tensor.data)).collect())

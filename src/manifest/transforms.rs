@@ -75,6 +75,7 @@ pub struct RotateBy {
 /// Orthogonal matrix that rotates the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct RotationOptions {
     /// Seed of the random matrix.
     pub seed: u64,
@@ -82,8 +83,20 @@ pub struct RotationOptions {
     pub learned: bool,
 }
 
+impl RotationOptions {
+    /// Returns options for a random matrix of a seed.
+    pub fn seeded(seed: u64) -> Self {
+        RotationOptions { seed, learned: false }
+    }
+
+    /// Sets whether the matrix is [`learned`](RotationOptions::learned).
+    pub fn learned(self, learned: bool) -> Self {
+        RotationOptions { learned, ..self }
+    }
+}
+
 impl Default for RotationOptions {
     fn default() -> Self {
-        RotationOptions { seed: 1, learned: false }
+        RotationOptions::seeded(1)
     }
 }

@@ -30,6 +30,7 @@ const MAX_DEPTH: usize = 32;
 
 /// Limits for the content of an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct UnpackLimits {
     /// Maximum size of all files together, in bytes.
     pub bytes: u64,

@@ -21,6 +21,7 @@ const SLACK: u64 = 1 << 16;
 
 /// Settings for writing a package.
 #[derive(Default)]
+#[non_exhaustive]
 pub struct WriteOptions<'a> {
     /// Metadata of the model.
     pub metadata: PackageMetadata,
@@ -31,6 +32,23 @@ pub struct WriteOptions<'a> {
     pub sync: bool,
     /// Progress callback, called from any thread.
     pub progress: Option<&'a (dyn Fn(WriteProgress) + Sync)>,
+}
+
+impl<'a> WriteOptions<'a> {
+    /// Returns options that keep an existing package, don't flush and show no progress.
+    pub fn new(metadata: PackageMetadata) -> Self {
+        WriteOptions { metadata, ..Default::default() }
+    }
+
+    /// Sets whether to [`replace`](WriteOptions::replace) an existing package.
+    pub fn replacing(self, replace: bool) -> Self {
+        WriteOptions { replace, ..self }
+    }
+
+    /// Sets the callback for [`progress`](WriteOptions::progress).
+    pub fn telling(self, progress: &'a (dyn Fn(WriteProgress) + Sync)) -> Self {
+        WriteOptions { progress: Some(progress), ..self }
+    }
 }
 
 /// Result of writing a package.

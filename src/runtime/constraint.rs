@@ -2,13 +2,14 @@
 
 pub mod probe;
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anec_base::listing::sentence;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
-use serde_json::json;
+use serde_json::{Value as Json, json};
 
 use super::error::RuntimeError;
 pub use super::grammar::Grammar;
@@ -27,12 +28,17 @@ const MAX_SOURCE: usize = 64 << 10;
 /// Maximum number of symbols in a grammar's productions.
 const MAX_SYMBOLS: usize = 50_000;
 
+/// Number of compiled grammars that are kept, because applications send the same one with each request.
+const KEPT: usize = 16;
+
 /// Compiles grammars for a vocabulary.
 pub struct Grammars {
     factory: ParserFactory,
+    /// Grammars that were compiled last, by their source.
+    compiled: Mutex<VecDeque<(String, Constraint)>>,
 }
 
-/// Grammar with the state of a text.
+/// Grammar with the state of a text. Clones share what the grammar's lexer remembers.
 #[derive(Clone)]
 pub struct Constraint {
     matcher: Matcher,
@@ -68,7 +74,7 @@ impl Grammars {
         limits.max_grammar_size = MAX_SYMBOLS;
         // errors reach clients, who can't use parser states
         limits.verbose_errors = false;
-        Ok(Grammars { factory })
+        Ok(Grammars { factory, compiled: Mutex::default() })
     }
 
     /// Compiles a grammar and starts a text.
@@ -88,8 +94,26 @@ impl Grammars {
         if bytes > MAX_SOURCE {
             return Err(grammar(format!("it has {bytes} bytes, and at most {MAX_SOURCE} are compiled")));
         }
-        probe::check(form, waits).map_err(grammar)?;
-        self.compile_within(form, COMPILER_STACK)
+        // not a digest, which strangers could make collide, nor the form, whose comparison ignores the order of fields
+        let source = form.to_json().to_string();
+        let compiled = || self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = || compiled().iter().find(|(known, _)| *known == source).map(|(_, constraint)| constraint.clone());
+        if let Some(constraint) = known() {
+            return Ok(constraint);
+        }
+        // another request may have brought the same grammar
+        let _turn = probe::turn(waits).map_err(grammar)?;
+        if let Some(constraint) = known() {
+            return Ok(constraint);
+        }
+        probe::check(&source, waits).map_err(grammar)?;
+        let constraint = self.compile_within(form, COMPILER_STACK)?;
+        let mut compiled = compiled();
+        compiled.push_back((source, constraint.clone()));
+        if compiled.len() > KEPT {
+            compiled.pop_front();
+        }
+        Ok(constraint)
     }
 
     /// Compiles a grammar with a stack of a size in bytes; panics of llguidance, which asserts some of its limits,
@@ -128,6 +152,12 @@ impl Grammars {
 }
 
 impl Constraint {
+    /// Returns a constraint that shares nothing with its clones: what its lexer learns ends with its text.
+    #[must_use]
+    pub fn independent(self) -> Self {
+        Constraint { matcher: self.matcher.deep_clone(), ..self }
+    }
+
     /// Sets the logits of tokens that can't come next to -inf. Tokens that end the text stay where it may end.
     ///
     /// # Errors
@@ -163,6 +193,27 @@ impl Constraint {
 }
 
 impl Grammar {
+    /// Returns the form as JSON.
+    fn to_json(&self) -> Json {
+        match self {
+            Grammar::JsonSchema(schema) => json!({"kind": "json", "source": schema}),
+            Grammar::Regex(source) => json!({"kind": "regex", "source": source}),
+            Grammar::Lark(source) => json!({"kind": "lark", "source": source}),
+        }
+    }
+
+    /// Returns the form that a JSON describes.
+    fn from_json(mut json: Json) -> Option<Self> {
+        let source = json.get_mut("source")?.take();
+        let text = source.as_str().map(str::to_owned);
+        match json["kind"].as_str()? {
+            "json" => Some(Grammar::JsonSchema(source)),
+            "regex" => text.map(Grammar::Regex),
+            "lark" => text.map(Grammar::Lark),
+            _ => None,
+        }
+    }
+
     /// Returns the size of the source in bytes.
     fn source_bytes(&self) -> usize {
         match self {
@@ -194,8 +245,6 @@ fn grammar(problem: String) -> RuntimeError {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
-
-    use serde_json::Value as Json;
 
     use super::*;
     use crate::sampling::{Sampler, Sampling};
@@ -280,6 +329,31 @@ mod tests {
             let value: Json = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
             assert!(validator.is_valid(&value), "{text}");
         }
+    }
+
+    #[test]
+    fn the_same_grammar_is_compiled_once_and_its_texts_are_independent() {
+        let grammars = Grammars::new(&tokenizer(), 2048, &[0]).unwrap();
+        let form = |number: usize| Grammar::Regex(format!("[a-c]{{2}}{number}"));
+        let compiled = |grammars: &Grammars| grammars.compiled.lock().unwrap().len();
+        let [first, second] = [0, 0].map(|number| grammars.start(&form(number)).unwrap());
+        assert_eq!(compiled(&grammars), 1);
+        let [mut first, mut second] = [first, second].map(Constraint::independent);
+        let id = |text: &str| tokenizer().encode(text, false).unwrap()[0];
+        first.accept_token(id("a")).unwrap();
+        assert!(first.accept_token(id("0")).is_err(), "a letter is missing");
+        for text in ["b", "a"] {
+            second.accept_token(id(text)).unwrap();
+        }
+        (0..2 * KEPT).for_each(|number| drop(grammars.start(&form(number)).unwrap()));
+        assert_eq!(compiled(&grammars), KEPT, "the oldest are dropped");
+        // the order of fields is a part of a schema
+        let schema = |names: [&str; 2]| {
+            let fields = names.map(|name| (name.to_owned(), json!({"type": "null"})));
+            Grammar::JsonSchema(json!({"type": "object", "properties": Json::Object(fields.into_iter().collect())}))
+        };
+        let [first, second] = [["a", "b"], ["b", "a"]].map(|names| schema(names).to_json().to_string());
+        assert_ne!(first, second);
     }
 
     #[test]

@@ -13,8 +13,8 @@ use super::function_pool::{FunctionPool, FunctionWeights, check_limit};
 use super::idle_states::{IdleStates, SequenceStates};
 use anec_base::Result;
 use anec_base::listing::list;
-use anec_bundle::{Bundle, FILE_NAME};
-use anec_exec::{ExecError, ExecOptions, Executable, Precision, SequenceCall, State, Tensor, WeightCache};
+use anec_bundle::{Bundle, FILE_NAME, PortRole};
+use anec_exec::{ExecError, Executable, Precision, SequenceCall, State, Tensor, WeightCache};
 use anec_mil::{Function, Program, SymbolRange, ValueType};
 use smallvec::SmallVec;
 
@@ -153,8 +153,7 @@ impl PackageStore {
                 }
             }
         }
-        Ok(compile(&function, ExecOptions { precision }, &self.packages.weights)
-            .map_err(|error| signature.failed(error))?)
+        Ok(compile(&function, precision, &self.packages.weights).map_err(|error| signature.failed(error))?)
     }
 }
 

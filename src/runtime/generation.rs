@@ -180,7 +180,7 @@ impl Generation {
     /// Constrains the text by a grammar.
     #[must_use]
     pub fn with_constraint(mut self, constraint: Option<Constraint>) -> Self {
-        self.constraint = constraint;
+        self.constraint = constraint.map(Constraint::independent);
         self
     }
 

@@ -31,6 +31,12 @@ impl Grammars {
 
 impl Constraint {
     /// Never called.
+    #[must_use]
+    pub fn independent(self) -> Self {
+        self
+    }
+
+    /// Never called.
     ///
     /// # Errors
     /// Never.

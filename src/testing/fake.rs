@@ -6,12 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Duration;
 
-use anec_base::Progress;
 use anec_convert::{ConvertOptions, convert};
 use anec_coreml::array::{self, Element, OwnedValues, StridedArray, Values};
 use anec_coreml::plan::{ComputeUnits, Device, Machine, Operation};
 use anec_coreml::{CoreMlError, Engine, LoadedFunction};
-use anec_exec::{ExecOptions, Executable, Precision, State, Tensor, TensorData, WeightCache};
+use anec_exec::{Executable, Precision, State, Tensor, TensorData, WeightCache};
 use anec_manifest::Manifest;
 use anec_mil::{Block, Function, Op};
 
@@ -33,8 +32,9 @@ pub fn convert_family(case: &str, out: &Path, keys: &[&str]) {
 fn convert_into(out: &Path, manifest: impl Fn(&[String]) -> Manifest, changes: &[&str]) {
     let changes: Vec<String> = changes.iter().map(|change| (*change).to_owned()).collect();
     let manifest = manifest(&changes);
-    let (out, progress) = (Some(out.to_owned()), Progress::hidden());
-    convert(&ConvertOptions { manifest, out, force: false, compile: false, progress, check_tokenizer: None }).unwrap();
+    let mut options = ConvertOptions::new(manifest);
+    options.out = Some(out.to_owned());
+    convert(&options).unwrap();
 }
 
 pub struct DoubleEngine {
@@ -178,8 +178,7 @@ impl Engine for DoubleEngine {
             _ => None,
         };
         let function = function.ok_or_else(|| refused(model, "no such function"))?;
-        let options = ExecOptions { precision: Precision::F16 };
-        let executable = Executable::compile(function, options, &self.weights).map_err(|e| refused(model, e))?;
+        let executable = Executable::compile(function, Precision::F16, &self.weights).map_err(|e| refused(model, e))?;
         let names = function.states().map(|state| state.name.clone()).collect();
         let (meeting, load) = (self.meeting.clone(), Arc::new(units));
         let returns_nan = self.returns_nan;

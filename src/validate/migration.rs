@@ -9,7 +9,7 @@ use serde::Serialize;
 use anec_base::{Result, SplitMix64};
 use anec_coreai::bridge::{Bridge, BridgeArray, BridgeCall, BridgeOptions};
 use anec_coreai::migrate::MigratedFunction;
-use anec_exec::{ExecOptions, Executable, Precision, State, Tensor, TensorData, WeightCache};
+use anec_exec::{Executable, Precision, State, Tensor, TensorData, WeightCache};
 use anec_mil::{DataType, Value};
 use anec_runtime::coreai::{bridge_array, bridge_tensor};
 
@@ -44,7 +44,7 @@ pub fn compare(functions: &[MigratedFunction], asset: &Path, options: &BridgeOpt
     let cache = WeightCache::new();
     let mut out = Vec::new();
     for MigratedFunction { name, function } in functions {
-        let executable = Executable::compile(function, ExecOptions { precision: Precision::F32 }, &cache)?;
+        let executable = Executable::compile(function, Precision::F32, &cache)?;
         let mut state = executable.new_state();
         bridge.forget(SEQUENCE)?;
         let mut agreement = Agreement { function: name.clone(), agrees: true, cosine: 1.0, difference: 0.0 };

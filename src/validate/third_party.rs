@@ -17,7 +17,7 @@ use anec_base::{FileError, Result, SplitMix64};
 use anec_coreml::Engine;
 use anec_coreml::array::OwnedValues;
 use anec_coreml::plan::ComputeUnits;
-use anec_exec::{ExecError, ExecOptions, Executable, Precision, Tensor, TensorData, WeightCache};
+use anec_exec::{ExecError, Executable, Precision, Tensor, TensorData, WeightCache};
 use anec_mil::Data;
 use anec_mil::verify::{infer_types, verify, verify_function};
 use anec_mil::{Constant, DataType, Function, TensorType, Value};
@@ -137,7 +137,7 @@ pub fn core_ml(
                 continue;
             }
         };
-        let single = Executable::compile(&fixed, ExecOptions { precision: Precision::F32 }, &WeightCache::new());
+        let single = Executable::compile(&fixed, Precision::F32, &WeightCache::new());
         let given: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
         let expected = single.and_then(|single| single.run(&given, &mut single.new_state()));
         let expected = match expected {
@@ -231,7 +231,7 @@ fn trace(
     inputs: &[(String, Tensor)],
     cache: &WeightCache,
 ) -> Result<Trace, ExecError> {
-    let executable = Executable::compile_unfused(function, ExecOptions { precision }, cache)?;
+    let executable = Executable::compile_unfused(function, precision, cache)?;
     let mut state = executable.new_state();
     let mut trace = Trace { seen: Default::default(), outputs: Vec::new() };
     let given: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();

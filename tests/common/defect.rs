@@ -34,7 +34,7 @@ pub fn with_program(bundle: &Path, room: &Path, package: &str, change: impl FnOn
     let mut program = read.program;
     change(&mut program.functions[0]);
     let new = room.join("new.mlpackage");
-    package::write(&program, &new, &WriteOptions { metadata: read.metadata, ..Default::default() }).unwrap();
+    package::write(&program, &new, &WriteOptions::new(read.metadata)).unwrap();
     std::fs::remove_dir_all(&path).unwrap();
     std::fs::rename(new, path).unwrap();
     seal(&out);

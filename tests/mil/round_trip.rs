@@ -83,7 +83,7 @@ fn emitted_programs_print_and_parse() {
             assert_eq!(verify(&parsed), [], "{name}, {form:?}");
             // a builder numbers values in its own order; what is read has them in the order of the text
             let path = room.path().join("emitted.mlpackage");
-            let options = WriteOptions { replace: true, ..Default::default() };
+            let options = WriteOptions::default().replacing(true);
             package::write(&program, &path, &options).unwrap();
             assert_round_trip(&format!("package of {name}, {form:?}"), &package::open(&path).unwrap().program);
         }

@@ -40,7 +40,7 @@ impl Kernel for GainedSlice {
 #[cfg(test)]
 mod tests {
     use super::super::{EngineEffect, EngineEffects};
-    use crate::{ExecOptions, Executable, Precision, Tensor, WeightCache};
+    use crate::{Executable, Precision, Tensor, WeightCache};
     use anec_mil::{DataType, FunctionBuilder, Opset, TensorType};
 
     /// Slices two of four elements, from `first` on, in the engine's arithmetic with some effects.
@@ -49,8 +49,8 @@ mod tests {
         let x = ops.input("x", TensorType::new(DataType::Fp16, [1, 1, 1, 4]));
         let part = ops.slice(x, 3, first..first + 2);
         ops.output("out", part);
-        let options = ExecOptions { precision: Precision::Ane(effects) };
-        let executable = Executable::compile(&ops.finish().unwrap(), options, &WeightCache::new()).unwrap();
+        let executable =
+            Executable::compile(&ops.finish().unwrap(), Precision::Ane(effects), &WeightCache::new()).unwrap();
         let x = Tensor::new([1, 1, 1, 4], values.to_vec());
         executable.run(&[("x", &x)], &mut executable.new_state()).unwrap()[0].1.floats().unwrap().to_vec()
     }

@@ -342,7 +342,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{ExecOptions, Executable, Precision, Tensor, WeightCache};
+    use crate::{Executable, Precision, Tensor, WeightCache};
     use anec_kernels::codes::{CodeTables, PackedCodes};
     use anec_kernels::weight::Scales;
     use anec_mil::{Constant, DataType, FunctionBuilder, Opset, TensorType};
@@ -392,8 +392,7 @@ mod tests {
             let weight = ops.constant("weight", Constant::fp16_tensor(&shape, &vec![1.0; channels]));
             let y = ops.conv("y", x, weight, None);
             ops.output("out", y);
-            let options = ExecOptions { precision: Precision::ANE };
-            let executable = Executable::compile(&ops.finish().unwrap(), options, &WeightCache::new()).unwrap();
+            let executable = Executable::compile(&ops.finish().unwrap(), Precision::ANE, &WeightCache::new()).unwrap();
             let mut values = vec![0.0; channels];
             values[0] = 32768.0;
             let x = Tensor::new([1, channels, 1, 1], values);

@@ -1,7 +1,7 @@
 //! Helpers for tests of fusion.
 
 use crate::node::Node;
-use crate::{ExecOptions, ExecProfile, Executable, Precision, State, Tensor, WeightCache};
+use crate::{ExecProfile, Executable, Precision, State, Tensor, WeightCache};
 use anec_mil::Function;
 
 /// Numbers between -2 and 2.
@@ -11,9 +11,9 @@ pub fn noise(count: usize, seed: usize) -> Vec<f32> {
 
 /// Asserts that a function gives the same bits with and without fusion; returns the number of steps in each group.
 pub fn compare(function: &Function, inputs: &[(&str, &Tensor)], precision: Precision) -> Vec<usize> {
-    let (options, cache) = (ExecOptions { precision }, WeightCache::new());
-    let fused = Executable::compile(function, options, &cache).unwrap();
-    let plain = Executable::compile_unfused(function, options, &cache).unwrap();
+    let cache = WeightCache::new();
+    let fused = Executable::compile(function, precision, &cache).unwrap();
+    let plain = Executable::compile_unfused(function, precision, &cache).unwrap();
     let bits = |executable: &Executable| -> Vec<u32> {
         let outputs = executable.run(inputs, &mut State::default()).unwrap();
         let floats = outputs.iter().flat_map(|(_, out)| out.floats().unwrap());
@@ -30,7 +30,7 @@ pub fn compare(function: &Function, inputs: &[(&str, &Tensor)], precision: Preci
 
 /// Returns whether a group that covers all steps of a function runs fused, not step by step.
 pub fn runs_fused(group: &str, function: &Function, inputs: &[(&str, &Tensor)], precision: Precision) -> bool {
-    let executable = Executable::compile(function, ExecOptions { precision }, &WeightCache::new()).unwrap();
+    let executable = Executable::compile(function, precision, &WeightCache::new()).unwrap();
     let mut profile = ExecProfile::default();
     executable.run_profiled(inputs, &mut State::default(), &mut profile).unwrap();
     profile.operators().iter().all(|(name, _)| *name == group)

@@ -31,7 +31,7 @@ pub fn permits(config: &DecoderConfig, transform: Transform) -> Result<(), &'sta
 
 /// Default transforms of a model. Rotation makes redistributed gains unnecessary.
 pub fn recipe(config: &DecoderConfig) -> Vec<Transform> {
-    let rotate = Transform::RotateBy(RotateBy { rotate: RotationOptions { learned: true, ..Default::default() } });
+    let rotate = Transform::RotateBy(RotateBy { rotate: RotationOptions::default().learned(true) });
     match permits(config, rotate) {
         Ok(()) => vec![Transform::Fold, rotate, Transform::Equalize],
         Err(_) if permits(config, Transform::Gains).is_ok() => vec![Transform::Gains, Transform::Equalize],

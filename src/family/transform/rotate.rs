@@ -54,7 +54,7 @@ impl Decoder {
             }
         }
         self.rotation = Some(matrix(&q)?);
-        Ok(RotationOptions { learned: learned.is_some(), ..options })
+        Ok(options.learned(learned.is_some()))
     }
 }
 

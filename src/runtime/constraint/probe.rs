@@ -4,16 +4,13 @@
 //! The program calls [`run`] when it is started with [`ARGUMENT`], and [`set_program`] before it compiles grammars of
 //! strangers. Without a program, grammars are compiled untried.
 
-use std::collections::VecDeque;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
 use llguidance::toktrie::ApproximateTokEnv;
-use serde_json::{Value as Json, json};
 
 use super::{Grammar, Grammars, TOO_COMPLEX};
 use crate::stack::with_stack;
@@ -33,13 +30,9 @@ const MASK_STACK: usize = 1 << 20;
 const MAX_WALL: Duration = Duration::from_secs(20);
 /// Interval between two looks at a trial.
 const INTERVAL: Duration = Duration::from_millis(2);
-/// Number of grammars whose trial is remembered.
-const REMEMBERED: usize = 256;
 
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-/// Digests of grammars that passed their trial, the latest last.
-static PASSED: Mutex<VecDeque<u64>> = Mutex::new(VecDeque::new());
-/// One trial at a time: others wait, and the processors stay free for texts.
+/// One compilation at a time: others wait, and the processors stay free for texts.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// Sets the program that runs trials. Later calls have no effect.
@@ -62,15 +55,7 @@ pub fn run() -> u8 {
     }
     let mut source = String::new();
     let read = std::io::stdin().read_to_string(&mut source).ok();
-    let form = read.and_then(|_| serde_json::from_str(&source).ok()).and_then(|json: Json| {
-        let text = json["source"].as_str().map(str::to_owned);
-        match json["kind"].as_str()? {
-            "json" => Some(Grammar::JsonSchema(json["source"].clone())),
-            "regex" => text.map(Grammar::Regex),
-            "lark" => text.map(Grammar::Lark),
-            _ => None,
-        }
-    });
+    let form = read.and_then(|_| serde_json::from_str(&source).ok()).and_then(Grammar::from_json);
     let Some(form) = form else { return 2 };
     let tried = Grammars::with(ApproximateTokEnv::single_byte_env()).and_then(|grammars| {
         let mut constraint = grammars.compile_within(&form, TRIAL_STACK)?;
@@ -86,45 +71,30 @@ pub fn run() -> u8 {
     }
 }
 
-/// Checks that a grammar can be compiled within the limits, while somebody `waits`.
-pub(super) fn check(form: &Grammar, waits: &dyn Fn() -> bool) -> Result<(), String> {
-    let Some(program) = PROGRAM.get() else { return Ok(()) };
-    let text = match form {
-        Grammar::JsonSchema(schema) => json!({"kind": "json", "source": schema}),
-        Grammar::Regex(source) => json!({"kind": "regex", "source": source}),
-        Grammar::Lark(source) => json!({"kind": "lark", "source": source}),
-    }
-    .to_string();
-    let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
-    let digest = hasher.finish();
-    let passed = || PASSED.lock().unwrap_or_else(PoisonError::into_inner);
-    if passed().contains(&digest) {
-        return Ok(());
-    }
-    let _turn = loop {
+/// Returns the turn to compile, once no other grammar is compiled, while somebody `waits`.
+pub(super) fn turn(waits: &dyn Fn() -> bool) -> Result<MutexGuard<'static, ()>, String> {
+    loop {
         match TURN.try_lock() {
-            Ok(turn) => break turn,
-            Err(std::sync::TryLockError::Poisoned(turn)) => break turn.into_inner(),
-            Err(std::sync::TryLockError::WouldBlock) if waits() => std::thread::sleep(INTERVAL),
-            Err(std::sync::TryLockError::WouldBlock) => return Err("nobody waits for it".into()),
+            Ok(turn) => return Ok(turn),
+            Err(TryLockError::Poisoned(turn)) => return Ok(turn.into_inner()),
+            Err(TryLockError::WouldBlock) if waits() => std::thread::sleep(INTERVAL),
+            Err(TryLockError::WouldBlock) => return Err("nobody waits for it".into()),
         }
-    };
+    }
+}
+
+/// Checks that a grammar, as JSON, can be compiled within the limits, while somebody `waits`.
+pub(super) fn check(source: &str, waits: &dyn Fn() -> bool) -> Result<(), String> {
+    let Some(program) = PROGRAM.get() else { return Ok(()) };
     let mut command = Command::new(program);
     command.arg(ARGUMENT).env("RUST_BACKTRACE", "0");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(|error| format!("it can't be tried: {error}"))?;
-    let outcome = outcome(&mut child, &text, waits);
+    let outcome = outcome(&mut child, source, waits);
     // it has ended, or must
     let _ = child.kill();
     let _ = child.wait();
-    outcome?;
-    let mut passed = passed();
-    passed.push_back(digest);
-    if passed.len() > REMEMBERED {
-        passed.pop_front();
-    }
-    Ok(())
+    outcome
 }
 
 fn outcome(child: &mut Child, text: &str, waits: &dyn Fn() -> bool) -> Result<(), String> {

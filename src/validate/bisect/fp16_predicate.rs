@@ -18,7 +18,7 @@ use crate::verdict::Verdict;
 use crate::watch::ValueRange;
 use anec_base::Result;
 use anec_bundle::Bundle;
-use anec_exec::{ExecError, ExecOptions, Executable, Precision, Tensor, WeightCache};
+use anec_exec::{ExecError, Executable, Precision, Tensor, WeightCache};
 use anec_mil::verify::infer_known_types;
 use anec_mil::{Function, Program};
 use anec_package::Package;
@@ -55,6 +55,7 @@ pub fn calls_of_package(name: &str, package: &Package) -> Vec<RecordedCall> {
 /// If the bundle can't be run in f32.
 pub fn calls_of_bundle(bundle: &Bundle, folder: &Path, tokens: &[u32]) -> Result<Vec<RecordedCall>> {
     let host = Arc::new(HostTables::open(bundle, folder)?);
+    let bundle = &bundle.with_logits();
     let programs = PackageStore::of(bundle, folder);
     let (backend, seen) = recording(CpuBackend::new(programs, Precision::F32), bundle);
     let model = LoadedModel::new(bundle.clone(), folder, host, Box::new(backend))?;
@@ -160,7 +161,7 @@ fn run(
     cache: &WeightCache,
     note: &mut dyn FnMut(&str, &Tensor),
 ) -> Result<Vec<(String, Tensor)>, ExecError> {
-    let executable = Executable::compile_unfused(function, ExecOptions { precision }, cache)?;
+    let executable = Executable::compile_unfused(function, precision, cache)?;
     let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
     executable.run_with(&inputs, &mut executable.new_state(), note)
 }

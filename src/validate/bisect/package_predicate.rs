@@ -60,7 +60,7 @@ impl<A: ExternalPredicate> Predicate for PackagePredicate<A> {
     fn failures(&mut self, function: &Function) -> Result<Vec<Failure>> {
         let findings: BTreeSet<String> = verify_function(function).iter().map(ToString::to_string).collect();
         let path = self.room.path().join(PACKAGE);
-        let options = WriteOptions { replace: true, ..WriteOptions::default() };
+        let options = WriteOptions::default().replacing(true);
         let written = anec_package::write(&program(function), &path, &options);
         match &self.known {
             None => {
