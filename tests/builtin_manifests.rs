@@ -90,6 +90,7 @@ fn converts(name: &str) {
                 assert_eq!(outputs[0].name, "hidden_out");
             }
             Stage::Head { end, .. } => assert_eq!(end, facts.head_rows()),
+            Stage::Model { rows, .. } => assert_eq!(rows, facts.head_rows()),
         }
         std::fs::remove_dir_all(path).unwrap();
     }

@@ -329,7 +329,7 @@ context: [512, 2048]
 lengths: { fixed: [1, 4] }
 quant: { weights: int8, granularity: per_tensor, overrides: { lm_head: { granularity: per_channel } } }
 shards: { layers: [[0, 20], [20, 24], [24, 30], [30, 32]] }
-lm_head: { split: 2, argmax: true }
+lm_head: { split: 2, argmax: true, logits: true }
 target: iOS18
 gates: { parity: { cosine: 0.995, top1: 0.95 } }
 ";

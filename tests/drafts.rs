@@ -75,12 +75,13 @@ fn least_cosine(found: &[f32], expected: &[f32], width: usize) -> f64 {
 fn the_layer_computes_what_transformers_modules_compute() {
     let golden = Golden::read();
     let (count, width, vocabulary) = (golden.tokens.len(), 24, 131);
-    let forms: [(&str, &[&str]); 7] = [
+    let forms: [(&str, &[&str]); 8] = [
         ("plain", &[]),
+        ("one", &["lm_head.split=none"]),
         ("host", &["state=host", "layout=bc1s", "attention=grouped"]),
         ("unified", &["state=unified", "linear=matmul", "lm_head.split=3"]),
         ("fixed", &["lengths.fixed=[1,4]", "context=[32,64]", "linear=linear"]),
-        ("scaled", &["numerics.scale=0.25", "recurrent_states=input_output", "lm_head.argmax=true"]),
+        ("scaled", &["numerics.scale=0.25", "recurrent_states=input_output", "lm_head={argmax: true, logits: true}"]),
         ("divided", &["shards.divide=attention_mlp", "rope=product"]),
         ("equalized", &["transforms=[rotate,equalize]"]),
     ];

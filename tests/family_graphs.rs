@@ -12,9 +12,10 @@ use std::path::Path;
 
 use anec::base::Result;
 use anec::bundle::{Port, PortDim, PortRole, Stage, TokenCount};
-use anec::family::{FamilyModel, FunctionRequest, LoweringOptions};
+use anec::family::{FamilyModel, FunctionRequest, LoweringOptions, Purpose};
 use anec::manifest::{
-    ActivationForm, AttentionForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, RopeForm, StateForm,
+    ActivationForm, AttentionForm, HeadOutputs, KvWrite, Largest, Layout, LinearForm, NormForm, RecurrentForm,
+    RopeForm, StateForm,
 };
 use anec::mil::verify::{infer_types, verify_function};
 use anec::mil::{Binding, Symbol, ValueId};
@@ -54,18 +55,27 @@ fn check(model: &dyn FamilyModel, form: LoweringOptions) -> Result<()> {
     if form.norm == NormForm::LayerNormConcat && facts.hidden_scale != 1.0 {
         let stage = Stage::Layers { first: 0, end: facts.num_layers };
         let (name, default_tokens) = ("main".into(), 1);
-        let request =
-            FunctionRequest { name, stage, tokens: range, default_tokens, context: 64, most_tokens: 4, argmax: false };
+        let request = FunctionRequest {
+            name,
+            stage,
+            tokens: range,
+            default_tokens,
+            context: 64,
+            most_tokens: 4,
+            head: HeadOutputs::default(),
+        };
         let refused = model.build(&form, &request, &mut Fp16Literals).unwrap_err().to_string();
         assert!(refused.contains("which fp16 doesn't hold"), "{refused}");
         return Ok(());
     }
     for (form, tokens) in [(form, range), (sliced, TokenCount::Fixed(3)), (form, TokenCount::Fixed(1))] {
-        let head = Stage::Head { first: 3, end: facts.head_rows() };
-        for stage in [Stage::Layers { first: 0, end: facts.num_layers }, Stage::Layers { first: 1, end: 2 }, head] {
+        let (layers, rows) = (facts.num_layers, facts.head_rows());
+        let one = (facts.purpose == Purpose::TextGeneration).then_some(Stage::Model { layers, rows });
+        let head = HeadOutputs { logits: one.is_none(), largest: Some(Largest::TopK(2)) };
+        let apart = [Stage::Layers { first: 0, end: layers }, Stage::Layers { first: 1, end: 2 }];
+        for stage in apart.into_iter().chain([Stage::Head { first: 3, end: rows }]).chain(one) {
             let (name, default_tokens) = ("main".into(), tokens.least());
-            let request =
-                FunctionRequest { name, stage, tokens, default_tokens, context: 64, most_tokens: 4, argmax: true };
+            let request = FunctionRequest { name, stage, tokens, default_tokens, context: 64, most_tokens: 4, head };
             let graph = model.build(&form, &request, &mut Fp16Literals)?;
             assert_eq!(verify_function(&graph.function), [], "{form:?} {request:?}");
             assert_eq!(graph.states.len(), graph.function.states().count());
@@ -164,8 +174,15 @@ fn both_kinds_of_source_give_the_same_graph() {
             stages.map(|stage| {
                 let name = "main".into();
                 let (context, default_tokens) = (64, tokens.least());
-                let request =
-                    FunctionRequest { name, stage, tokens, default_tokens, context, most_tokens: 4, argmax: false };
+                let request = FunctionRequest {
+                    name,
+                    stage,
+                    tokens,
+                    default_tokens,
+                    context,
+                    most_tokens: 4,
+                    head: HeadOutputs::default(),
+                };
                 model.build(&forms()[0], &request, &mut Fp16Literals).expect("a graph").function
             })
         });

@@ -88,7 +88,15 @@ impl Runner {
         let cache = WeightCache::new();
         let mut build = |stage: Stage| -> Result<(FunctionGraph, Executable)> {
             let (name, most_tokens, default_tokens) = ("main".into(), tokens.most(), tokens.least());
-            let request = FunctionRequest { name, stage, tokens, default_tokens, context, most_tokens, argmax: false };
+            let request = FunctionRequest {
+                name,
+                stage,
+                tokens,
+                default_tokens,
+                context,
+                most_tokens,
+                head: HeadOutputs::default(),
+            };
             let graph = model.build(&form, &request, weights)?;
             let executable = Executable::compile(&graph.function, precision, &cache)?;
             Ok((graph, executable))

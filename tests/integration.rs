@@ -45,6 +45,7 @@ mod fused;
 mod generation;
 mod head_bias;
 mod hf_swift;
+mod heads;
 mod hostile;
 mod hub;
 mod instructions;

@@ -151,11 +151,12 @@ fn decoder_fault(combination: &Combination, loaded: &Arc<LoadedModel>, golden: &
     let problem = |error: anec::base::Error| format!("texts computed together: {error}");
     let (mut together, apart) = (sessions().map_err(problem)?, sessions().map_err(problem)?);
     let calls = together.iter_mut().zip(&texts);
-    let calls = calls.map(|(session, (_, tokens))| NextTokens { session, tokens, logits: Positions::Last });
+    let calls =
+        calls.map(|(session, (_, tokens))| NextTokens { session, tokens, logits: Positions::Last, largest: false });
     let shared = forward_together(calls.collect());
     for ((shared, mut session), (_, tokens)) in shared.into_iter().zip(apart).zip(&texts) {
         let alone = session.forward(tokens, &ForwardOptions::last()).map_err(problem)?.logits;
-        if shared.map_err(problem)? != alone {
+        if shared.map_err(problem)?.logits != alone {
             return Err("texts computed together have other logits than alone".into());
         }
     }

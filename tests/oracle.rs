@@ -41,9 +41,10 @@ const FORMS: [[&str; 6]; 12] = [
 const KEYS: [&str; 6] = ["linear", "norm", "layout", "attention", "kv_write", "state"];
 
 /// Other manifest keys that change a graph.
-const OTHERS: [(&str, &[&str]); 13] = [
+const OTHERS: [(&str, &[&str]); 14] = [
     ("defaults", &[]),
     ("argmax", &["lm_head.argmax=true", "lm_head.split=3"]),
+    ("one_package", &["lm_head={split: none, top_k: 3, logits: true}"]),
     ("per_channel", &["quant.granularity=per_channel"]),
     ("unquantized", &["quant.weights=none"]),
     ("mixed", &["quant.weights=none", "quant.overrides={lm_head: {weights: int8, granularity: per_channel}}"]),

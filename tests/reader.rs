@@ -37,7 +37,13 @@ const CASES: &[Case] = &[
     case("qwen3-default", &["lengths={fixed: [7]}", "context=64"]),
     case("qwen3-default", &["lengths={fixed: [7]}", "context=64", "kv_write=mask"]),
     // parts of the head with an index of the largest logit
-    case("granite-default", &["context=40", "lm_head={split: 3, argmax: true}"]),
+    case("granite-default", &["context=40", "lm_head={split: 3, argmax: true, logits: true}"]),
+    // everything in one package, with the largest logits
+    case(
+        "qwen3-default",
+        &["context=[24, 40]", "lengths={fixed: [1, 4]}", "lm_head={split: none, top_k: 5, logits: true}"],
+    ),
+    case("qwen3_5-default", &["context=40", "lm_head.split=none", "state=unified"]),
     // rings, tables of their own for layers with a window, in either layout
     Case { chunk: Some(3), ..case("gemma3-default", &["context=48", "layout=bc1s", "state=unified"]) },
     case("mistral-window", &["context=[24, 40]", "lengths={fixed: [1, 4]}"]),
@@ -107,7 +113,8 @@ const CASES: &[Case] = &[
     case("gemma2-default", &[CORE_AI, "context=40", "rope=product", "activations=native", "state=host"]),
     case("qwen3_5-default", &[CORE_AI, "context=40", "recurrent_states=input_output"]),
     case("lfm2_moe-default", &[CORE_AI, "context=[24, 40]", "lengths={fixed: [1, 4]}", "experts=split"]),
-    case("granite-default", &[CORE_AI, "context=40", "lm_head={split: 3, argmax: true}"]),
+    case("granite-default", &[CORE_AI, "context=40", "lm_head={split: 3, argmax: true, logits: true}"]),
+    case("olmo2-default", &[CORE_AI, "context=40", "lm_head={split: none, top_k: 3, logits: true}"]),
     case("privacy_filter-default", &[CORE_AI, "context=48", "lengths={fixed: [8, 48]}"]),
     case("olmo2-default", &[CORE_AI, "context=40", INT8]),
     case("llama-bias", &[CORE_AI, "context=40", "quant.weights=palette8", "quant.row_scale=true"]),

@@ -128,7 +128,7 @@ fn every_form_gives_the_same_logits() {
         &["layout=bc1s", "attention=grouped"][..],
         &["linear=linear", "norm=naive"],
         &["linear=matmul", "layout=bc1s", "norm=prescale"],
-        &["attention=grouped", "norm=layer_norm_concat", "lm_head.split=2", "lm_head.argmax=true"],
+        &["attention=grouped", "norm=layer_norm_concat", "lm_head.split=2"],
         // the residual stream in another unit
         &["numerics.scale=0.125"],
         // experts in packages of their own, several or one in each function

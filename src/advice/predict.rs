@@ -222,7 +222,7 @@ fn on_chip(
     };
     // milliseconds of a call of all functions, without the head
     let layers = |context: u64, tokens: u64| -> f64 {
-        let layers = of(Some(context), tokens).filter(|(function, _)| matches!(function.stage, Stage::Layers { .. }));
+        let layers = of(Some(context), tokens).filter(|(function, _)| function.stage.whole_layers().is_some());
         let networks = of(None, tokens).filter(|(function, _)| matches!(function.stage, Stage::FeedForward { .. }));
         let times = layers.chain(networks).map(|(_, work)| rates.call(work).milliseconds);
         let mut experts: BTreeMap<usize, Vec<f64>> = BTreeMap::new();

@@ -284,9 +284,28 @@ pub fn search(
     let (_, found) = best.ok_or_else(|| Error::from(SearchError::Nothing { why: why_not }))?;
     let mut reasons = forms.reasons.clone();
     reasons.extend(found.reasons(max_mb, &why_max, memory.as_ref(), &table));
-    let manifest = found.manifest(table.manifest(), max_mb);
-    let plan = ConvertPlan::new(&manifest, model)?;
-    let predictions = predict(&manifest, model, &plan, targets)?;
+    let predicted = |manifest: &Manifest| predict(manifest, model, &ConvertPlan::new(manifest, model)?, targets);
+    let mut manifest = found.manifest(table.manifest(), max_mb);
+    let mut predictions = predicted(&manifest)?;
+    let allowed = |of: &ChipPrediction| {
+        memory.as_ref().is_none_or(|(most, _)| of.all_loaded_bytes as f64 <= most * 1e6)
+            && limits.max_first_load.is_none_or(|most| of.first_load_seconds[1] <= most)
+    };
+    if let Some(one) = found.in_one_package(&manifest)
+        // too large for a package
+        && let Ok(of_one) = predicted(&one)
+        && objective(&of_one) < objective(&predictions)
+        && of_one.iter().all(allowed)
+    {
+        let reason = format!(
+            "layers and LM head in one package: one call for a token, {:.3} ms instead of {:.3} ms",
+            objective(&of_one),
+            objective(&predictions)
+        );
+        reasons.retain(|reason| !["shards", "lm_head"].contains(&reason.key));
+        reasons.push(ChoiceReason { key: "lm_head", reason });
+        (manifest, predictions) = (one, of_one);
+    }
     let times = predictions.iter().map(ChipPrediction::milliseconds_per_token);
     let milliseconds_per_token = times.sum::<f64>() / predictions.len().max(1) as f64;
     Ok(FoundManifest { manifest, reasons, predictions, milliseconds_per_token, compared })
@@ -319,6 +338,16 @@ impl Candidate<'_> {
             lm_head: LmHead { split: HeadSplit::Pieces(self.pieces), ..base.lm_head.clone() },
             ..base.clone()
         }
+    }
+
+    /// Returns the manifest with the LM head in the package of the layers, if these are in one.
+    fn in_one_package(&self, apart: &Manifest) -> Option<Manifest> {
+        let is_one = self.pieces == 1 && self.division.ranges.as_ref().is_some_and(|ranges| ranges.len() == 1);
+        is_one.then(|| Manifest {
+            shards: Shards { layers: None, ..apart.shards.clone() },
+            lm_head: LmHead { split: HeadSplit::None, ..apart.lm_head.clone() },
+            ..apart.clone()
+        })
     }
 
     fn reasons(
@@ -454,7 +483,7 @@ mod tests {
             rope: *numbers.one_of(&[RopeForm::Halves, RopeForm::Product]),
             quant: numbers.one_of(&[int8, palette, fp16]).clone(),
             shards: Shards { layers: Some(ranges), ..Shards::default() },
-            lm_head: LmHead { split: HeadSplit::Pieces(1 + numbers.below(8)), argmax: false },
+            lm_head: LmHead { split: HeadSplit::Pieces(1 + numbers.below(8)), ..LmHead::default() },
             ..base.clone()
         }
     }

@@ -16,8 +16,8 @@ use anec_convert::plan::ConvertPlan;
 use anec_convert::report::{FILE_NAME as REPORT, QualityReport};
 use anec_convert::{ConvertOptions, Outcome, convert, convert_chosen, files, notes, open, output};
 use anec_exec::Precision;
-use anec_manifest::{Manifest, Numerics, Quant, QuantOverride, QuantPlan, ResidualScale, WeightFormat};
-use anec_runtime::{Chunking, ForwardOptions, Hidden, LoadedModel, Positions, Tokenizer};
+use anec_manifest::{LmHead, Manifest, Numerics, Quant, QuantOverride, QuantPlan, ResidualScale, WeightFormat};
+use anec_runtime::{Chunking, ForwardOptions, LoadedModel, Tokenizer};
 use anec_validate::Thresholds;
 use anec_validate::numerics::residual_scale;
 use anec_validate::{LogitMeasures, prompts};
@@ -170,12 +170,13 @@ impl Converter {
         let start = Instant::now();
         let scratch = scratch_beside(self.out.as_deref(), ".anec-quality-")?;
         let logits = |model: Arc<LoadedModel>, tokens: &[u32]| -> Result<Vec<f32>> {
-            let ask = ForwardOptions { logits: Positions::All, hidden: Hidden::No, chunking: Chunking::Largest };
+            let ask = ForwardOptions::all(Chunking::Largest);
             Ok(model.start(tokens.len() as u64)?.forward(tokens, &ask)?.logits)
         };
         let tokens = prompts::tokens(&written.bundle, &written.path, POSITIONS)?;
         let reference = logits(unquantized(manifest, scratch.path(), &Progress::hidden())?, &tokens)?;
-        let found = logits(LoadedModel::on_cpu(&written.path, Precision::F32)?, &tokens)?;
+        let models = LoadedModel::on_cpu_with_logits(&written.path, &[Precision::F32])?;
+        let found = models.into_iter().map(|model| logits(model, &tokens)).collect::<Result<Vec<_>>>()?.concat();
         let measured = LogitMeasures::of(&found, &reference, written.bundle.model.head_rows() as usize);
         let limits = Thresholds::of(&written.bundle.manifest.gates).parity;
         let [low, high] = measured.norm_ratio;

@@ -10,7 +10,7 @@ use anec_base::Result;
 use anec_bundle::Task;
 use anec_manifest::{Manifest, Numerics};
 use anec_runtime::classify::windows::Windows;
-use anec_runtime::{Chunking, Finish, ForwardOptions, GenerationRequest, Hidden, LoadedModel, Positions, RuntimeError};
+use anec_runtime::{Finish, ForwardOptions, GenerationRequest, Hidden, LoadedModel, RuntimeError};
 use anec_validate::parity::tokenization;
 use anec_validate::perplexity::loss;
 use anec_validate::{Golden, GoldenText, Greedy};
@@ -109,7 +109,7 @@ impl GoldenBuilder {
         let answer = match model.bundle().model.band() {
             Some(_) => Windows::new(model, None, hidden)?.label(&tokens)?,
             None => {
-                let ask = ForwardOptions { logits: Positions::All, hidden, chunking: Chunking::Largest };
+                let ask = ForwardOptions { hidden, ..ForwardOptions::default() };
                 model.start(tokens.len() as u64)?.forward(&tokens, &ask)?
             }
         };

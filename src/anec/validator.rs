@@ -444,7 +444,7 @@ pub fn find_bundle(folder: &Path) -> Result<PathBuf> {
 /// # Errors
 /// If the bundle is missing or invalid.
 pub fn candidates(bundle: &Path, precisions: &[Precision]) -> Result<Vec<Candidate>> {
-    let models = LoadedModel::on_cpu_in(bundle, precisions)?;
+    let models = LoadedModel::on_cpu_with_logits(bundle, precisions)?;
     let candidate = |(precision, model): (&Precision, Arc<LoadedModel>)| Candidate {
         name: match precision {
             Precision::Ane(_) => format!("{precision}, simulated"),

@@ -128,6 +128,7 @@ impl Bundle {
             Stage::FeedForward { layer } => (0, layer as u64 + 1, 1, 0),
             Stage::Experts { layer, first, end } => (0, layer as u64 + 1, 2 + first, end),
             Stage::Head { first, end } => (1, first, 0, end),
+            Stage::Model { layers, .. } => (0, layers as u64, 0, 0),
         };
         let pair = self.functions.windows(2).find(|pair| place(&pair[0].stage) > place(&pair[1].stage))?;
         let [before, after] = [&pair[0], &pair[1]].map(|entry| format!("`{}` of {}", entry.function, entry.package));
@@ -142,9 +143,9 @@ impl Bundle {
         };
         let mut problems = Vec::new();
         for context in &self.model.contexts {
-            let layers = self.parts(|entry| match entry.stage {
-                Stage::Layers { first, end } if entry.context == *context => Some(first as u64..end as u64),
-                _ => None,
+            let layers = self.parts(|entry| {
+                let layers = entry.stage.whole_layers().filter(|_| entry.context == *context)?;
+                Some(layers.start as u64..layers.end as u64)
             });
             problems.extend(tiling(format!("layers of context {context}"), &layers, self.model.num_layers as u64));
             let networks = self.parts(|entry| match entry.stage {
@@ -162,12 +163,13 @@ impl Bundle {
             }
             problems.extend(carried_problem(&layers, &networks));
         }
-        let head = self.parts(|entry| match entry.stage {
-            Stage::Head { first, end } => Some(first..end),
-            _ => None,
-        });
         let rows = if self.model.has_head() { self.model.head_rows() } else { 0 };
-        problems.extend(tiling("LM head".into(), &head, rows));
+        problems.extend(self.model.contexts.iter().find_map(|context| {
+            // functions of the head alone serve all contexts
+            let serves = |entry: &FunctionEntry| entry.stage.whole_layers().is_none() || entry.context == *context;
+            let head = self.parts(|entry| entry.stage.head_rows().filter(|_| serves(entry)));
+            tiling("LM head".into(), &head, rows)
+        }));
         problems
     }
 

@@ -29,6 +29,10 @@ pub struct FunctionEntry {
     /// Hidden states between the function's layers. The last layer's are its output.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub probes: Vec<HiddenProbe>,
+    /// Value inside a function of the head that holds the logits where they are no output, in the shape of that output.
+    /// Used for comparing models; a runtime doesn't need it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logits: Option<String>,
 }
 
 /// Value inside a function that holds a layer's output hidden states, in the shape of the function's output of role
@@ -76,16 +80,39 @@ pub enum Stage {
         /// One past the last row.
         end: u64,
     },
+    /// All layers, final norm and all rows of the LM head in one call: hidden states in, those of the last layer and
+    /// logits out.
+    Model {
+        /// Number of layers.
+        layers: usize,
+        /// Number of rows.
+        rows: u64,
+    },
 }
 
 impl Stage {
-    /// Layers that the function computes, wholly or partly; empty for the head.
+    /// Layers that the function computes, wholly or partly; empty for functions of the head alone.
     pub fn layers(&self) -> Range<usize> {
         match *self {
             Stage::Layers { first, end } => first..end,
             Stage::FeedForward { layer } | Stage::Experts { layer, .. } => layer..layer + 1,
             Stage::Head { .. } => 0..0,
+            Stage::Model { layers, .. } => 0..layers,
         }
+    }
+
+    /// Rows of the LM head that the function computes; `None` for functions without the head.
+    pub fn head_rows(&self) -> Option<Range<u64>> {
+        match *self {
+            Stage::Head { first, end } => Some(first..end),
+            Stage::Model { rows, .. } => Some(0..rows),
+            Stage::Layers { .. } | Stage::FeedForward { .. } | Stage::Experts { .. } => None,
+        }
+    }
+
+    /// Whole layers that the function computes, which depend on the context; `None` for the other functions.
+    pub fn whole_layers(&self) -> Option<Range<usize>> {
+        matches!(self, Stage::Layers { .. } | Stage::Model { .. }).then(|| self.layers())
     }
 }
 

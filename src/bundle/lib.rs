@@ -7,6 +7,7 @@
 //! | [`check`] | what every bundle must fulfil |
 //! | `model` | the model: its dimensions, its task |
 //! | `function` | the functions of the packages |
+//! | `head` | results of the LM head |
 //! | `draft` | the layer that guesses the tokens after the next |
 //! | `tokens` | how many tokens a call may have |
 //! | `ports` | inputs and outputs of functions |
@@ -32,6 +33,7 @@ pub mod check;
 mod draft;
 mod error;
 mod function;
+mod head;
 mod host;
 mod model;
 mod ports;

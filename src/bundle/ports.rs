@@ -150,11 +150,21 @@ pub enum PortRole {
     },
     /// Logits of a part of the vocabulary or labels, `[1, rows, T, 1]` or `[1, rows, 1, T]`.
     Logits,
-    /// Index of the largest logit within the part, `[1, 1, T, 1]` or `[1, 1, 1, T]`.
-    Argmax,
+    /// The `k` largest logits of the part in descending order, `[1, k, T, 1]` or `[1, k, 1, T]`; all of a part with
+    /// fewer rows than `k`.
+    TopValues,
+    /// int32, in the shape of `top_values`: their rows, counted from the first row of the part. Of equal logits the
+    /// first row comes first. Version 3 bundles of older converters name it `argmax` and have no `top_values`.
+    #[serde(alias = "argmax")]
+    TopIndices,
 }
 
 impl PortRole {
+    /// Whether the value is a result of the LM head.
+    pub fn is_of_head(&self) -> bool {
+        matches!(self, PortRole::Logits | PortRole::TopValues | PortRole::TopIndices)
+    }
+
     /// Whether the value is passed to functions of later layers beside the hidden states.
     pub fn is_carried(&self) -> bool {
         matches!(

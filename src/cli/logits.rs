@@ -10,7 +10,7 @@ use super::{print, print_json};
 use anec::base::Result;
 use anec::convert::files;
 use anec::runtime::classify::windows::Windows;
-use anec::runtime::{Chunking, ForwardOptions, Hidden, Positions};
+use anec::runtime::{Chunking, ForwardOptions, Hidden};
 use anec::validate::TensorFile;
 
 /// Compute the logits of every position and write them to a safetensors file
@@ -48,7 +48,7 @@ impl LogitsArgs {
         let answer = match model.bundle().model.band() {
             Some(_) => Windows::new(&model, window, hidden)?.label(&tokens)?,
             None => {
-                let ask = ForwardOptions { logits: Positions::All, hidden, chunking };
+                let ask = ForwardOptions { hidden, ..ForwardOptions::all(chunking) };
                 model.start(tokens.len() as u64)?.forward(&tokens, &ask)?
             }
         };

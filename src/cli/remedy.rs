@@ -72,6 +72,12 @@ fn runtime(error: &RuntimeError) -> Option<&'static str> {
         RuntimeError::Memory { .. } => {
             "raise --max-memory-mb, or convert into smaller packages (`shards`, `lm_head.split`)"
         }
+        RuntimeError::NoLogits { k: 1, .. } => {
+            "generate greedily (--temperature 0), or convert the model with --set lm_head.logits=true"
+        }
+        RuntimeError::NoLogits { .. } => {
+            "sample from fewer tokens (--top-k), or convert the model with --set lm_head.logits=true"
+        }
         RuntimeError::LabelsTokens { .. } => "use `anec classify`, `anec redact` or `anec logits`",
         RuntimeError::GivesVectors { .. } => "use `anec embed`",
         RuntimeError::LabelsTexts { .. } => "use `anec classify`",

@@ -73,6 +73,30 @@ pub enum ConvertError {
         /// Rows of the LM head.
         rows: u64,
     },
+    /// More than `shards.max_mb` in the one package that `lm_head.split: none` asks for.
+    #[error(
+        "all layers and the LM head need {megabytes:.1} MB of weights, more than the {limit} MB of `shards.max_mb`"
+    )]
+    ModelTooLarge {
+        /// Weights of the model in MB (10^6 bytes).
+        megabytes: f64,
+        /// Limit in MB.
+        limit: f64,
+    },
+    /// More of the largest logits than there are logits.
+    #[error("`lm_head.top_k` asks for {k} of {rows} logits")]
+    TopK {
+        /// Requested number.
+        k: u64,
+        /// Rows of the LM head.
+        rows: u64,
+    },
+    /// Form of the LM head for a model that doesn't generate text.
+    #[error("`lm_head.argmax`, `top_k` and `split: none` are for models that generate text, which {family} does not")]
+    HeadOfText {
+        /// Model family.
+        family: String,
+    },
     /// No single-token call for a recurrent model.
     #[error(
         "`lengths` has no call of one token, which this model needs: padding would change the recurrent state of its layers"
@@ -173,6 +197,9 @@ impl Diagnostic for ConvertError {
             | ConvertError::HeadTooLarge { .. }
             | ConvertError::LayersDontTile { .. }
             | ConvertError::TooManyPieces { .. }
+            | ConvertError::ModelTooLarge { .. }
+            | ConvertError::TopK { .. }
+            | ConvertError::HeadOfText { .. }
             | ConvertError::NoSingleToken
             | ConvertError::RecurrentContract { .. }
             | ConvertError::NotABundle(_)
@@ -219,6 +246,12 @@ impl Diagnostic for ConvertError {
                 format!("ranges are [first, one past the last]; the last one ends with {layers}")
             }
             ConvertError::TooManyPieces { .. } => "ask for fewer pieces, or leave `lm_head.split` at auto".into(),
+            ConvertError::ModelTooLarge { megabytes, .. } => format!(
+                "raise `shards.max_mb` to {} or more, or leave `lm_head.split` at auto",
+                megabytes.ceil()
+            ),
+            ConvertError::TopK { .. } => "ask for fewer, or leave `lm_head.top_k` out".into(),
+            ConvertError::HeadOfText { .. } => "leave `lm_head` out".into(),
             ConvertError::NotABundle(_) => "choose another folder".into(),
             ConvertError::NotOurs(_) => "move it away, or choose another folder".into(),
             ConvertError::Busy(_) => "wait until it ends, or choose another folder".into(),

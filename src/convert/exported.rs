@@ -41,10 +41,15 @@ impl Diagnostic for ExportError {
 /// Reads the description of a complete bundle.
 pub(super) fn read(folder: &Path) -> Result<Bundle> {
     let bundle = Bundle::read(folder)?;
-    match bundle.check().into_iter().next() {
-        Some(problem) => Err(BundleError::Content { path: folder.join(anec_bundle::FILE_NAME), problem }.into()),
-        None => Ok(bundle),
+    if let Some(problem) = bundle.check().into_iter().next() {
+        return Err(BundleError::Content { path: folder.join(anec_bundle::FILE_NAME), problem }.into());
     }
+    if !bundle.gives_logits() {
+        let problem = "its head gives only the largest logits, and other runtimes choose tokens from all".into();
+        let help = "convert it again with `lm_head.logits: true`, or without `argmax` and `top_k`".into();
+        return Err(ExportError { path: folder.to_owned(), problem, help }.into());
+    }
+    Ok(bundle)
 }
 
 /// Writes a new or empty folder. It gets its name when it is complete; nothing remains after an error.

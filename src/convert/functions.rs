@@ -60,6 +60,7 @@ pub fn build_shared_package(
             outputs: graph.outputs,
             states: graph.states,
             probes: graph.probes,
+            logits: graph.logits,
         });
         functions.push(graph.function);
     }

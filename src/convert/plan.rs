@@ -15,8 +15,8 @@ use super::error::ConvertError;
 use super::size::PackageSize;
 use anec_base::Result;
 use anec_bundle::Stage;
-use anec_family::{ExpertCounts, FamilyModel, FunctionRequest, LoweringOptions};
-use anec_manifest::{HeadSplit, Manifest, RecurrentForm, StateForm, Target};
+use anec_family::{ExpertCounts, FamilyFacts, FamilyModel, FunctionRequest, LoweringOptions, Purpose};
+use anec_manifest::{HeadSplit, Largest, LmHead, Manifest, RecurrentForm, StateForm, Target};
 use anec_mil::Opset;
 use rayon::prelude::*;
 
@@ -50,7 +50,9 @@ impl DraftPlan {
         manifest.shards.layers = None;
         manifest.quant.layers.clear();
         // the same pieces as the model's head
-        manifest.lm_head.split = HeadSplit::Pieces(heads.len() as u64);
+        if manifest.lm_head.split != HeadSplit::None {
+            manifest.lm_head.split = HeadSplit::Pieces(heads.len() as u64);
+        }
         let mut packages = ConvertPlan::new(&manifest, model)?.packages;
         let of_head = packages.split_off(packages.len() - heads.len());
         packages.iter_mut().for_each(|package| package.name = format!("draft_{}", package.name));
@@ -107,7 +109,7 @@ impl ConvertPlan {
         let functions = Functions {
             lengths: &manifest.lengths,
             contexts: &contexts,
-            argmax: manifest.lm_head.argmax,
+            head: manifest.lm_head.outputs(),
             whole_texts: facts.is_bidirectional(),
             whole_caches: manifest.contract.is_some(),
         };
@@ -117,13 +119,18 @@ impl ConvertPlan {
         if facts.recurrent && functions.fewest_tokens() > 1 {
             return Err(ConvertError::NoSingleToken.into());
         }
+        check_head(&manifest.lm_head, facts)?;
         let counts: Vec<Option<ExpertCounts>> = (0..facts.num_layers).map(|layer| model.experts(layer)).collect();
         let layer_bytes = OnceLock::new();
         let planner = Planner { manifest, model, form: form(manifest), functions, counts: &counts, exact, layer_bytes };
         let known = Mutex::default();
-        let of_ranges = planner.ranges()?.into_par_iter().map(|range| planner.layers(range, &known)).collect();
-        let mut packages: Vec<PackagePlan> = in_order(of_ranges)?.into_iter().flatten().collect();
-        let heads = planner.heads()?;
+        let (mut packages, heads): (Vec<PackagePlan>, _) = match manifest.lm_head.split {
+            HeadSplit::None => (Vec::new(), vec![planner.one_package()?]),
+            HeadSplit::Auto | HeadSplit::Pieces(_) => {
+                let of_ranges = planner.ranges()?.into_par_iter().map(|range| planner.layers(range, &known)).collect();
+                (in_order(of_ranges)?.into_iter().flatten().collect(), planner.heads()?)
+            }
+        };
         let draft = model.draft().map(|draft| DraftPlan::new(manifest, draft, &heads)).transpose()?;
         packages.extend(heads);
         let per_token = counts.iter().flatten().map(|of| of.per_token + u64::from(of.joined));
@@ -150,7 +157,7 @@ impl ConvertPlan {
                     let each = package.weight_bytes / stages.len().max(1) as u64;
                     parts.entry(layer).or_default().extend(stages.iter().map(|_| each));
                 }
-                Stage::Layers { .. } | Stage::FeedForward { .. } | Stage::Head { .. } => {
+                Stage::Layers { .. } | Stage::FeedForward { .. } | Stage::Head { .. } | Stage::Model { .. } => {
                     bytes += package.weight_bytes;
                     calls += 1;
                 }
@@ -167,11 +174,8 @@ impl ConvertPlan {
 
     /// Number of layers of the largest package.
     pub fn most_layers(&self) -> u64 {
-        let layers = self.packages.iter().map(|package| match package.stage {
-            Stage::Layers { first, end } => (end - first) as u64,
-            Stage::FeedForward { .. } | Stage::Experts { .. } | Stage::Head { .. } => 0,
-        });
-        layers.max().unwrap_or(0)
+        let layers = self.packages.iter().filter_map(|package| package.stage.whole_layers());
+        layers.map(|layers| layers.len() as u64).max().unwrap_or(0)
     }
 
     /// Bytes of state per text for the largest context.
@@ -311,12 +315,8 @@ impl Planner<'_> {
             true => format!("mixer_{layer:0digits$}"),
             false => format!("layers_{:0digits$}_{:0digits$}", range.start, range.end),
         };
-        let state = |context: &u64| {
-            let cached = self.functions.most_cached(*context);
-            range.clone().map(|layer| self.model.layer_state_bytes(layer, *context, cached)).sum()
-        };
         let stage = Stage::Layers { first: range.start, end: range.end };
-        let state_bytes = self.functions.contexts.iter().map(state).collect();
+        let state_bytes = self.state_bytes(&range);
         let mut packages = vec![PackagePlan { state_bytes, ..self.package(name, stage)? }];
         if self.is_divided(layer) {
             packages.push(self.package(format!("feed_forward_{layer:0digits$}"), Stage::FeedForward { layer })?);
@@ -326,6 +326,28 @@ impl Planner<'_> {
             packages.extend(experts.packages(&format!("experts_{layer:0digits$}"))?);
         }
         Ok(packages)
+    }
+
+    /// Bytes of state of some layers, for each context.
+    fn state_bytes(&self, layers: &Range<usize>) -> Vec<u64> {
+        let state = |context: &u64| {
+            let cached = self.functions.most_cached(*context);
+            layers.clone().map(|layer| self.model.layer_state_bytes(layer, *context, cached)).sum()
+        };
+        self.functions.contexts.iter().map(state).collect()
+    }
+
+    /// Plans the package with all layers and the LM head.
+    fn one_package(&self) -> Result<PackagePlan> {
+        let (layers, rows) = (self.counts.len(), self.model.facts().head_rows());
+        self.manifest.shards.layers.as_ref().map(|ranges| explicit_ranges(ranges, layers)).transpose()?;
+        let stage = Stage::Model { layers, rows };
+        let megabytes = self.file_bytes(&stage)? as f64 / 1e6;
+        let limit = self.manifest.shards.max_mb;
+        if megabytes > limit {
+            return Err(ConvertError::ModelTooLarge { megabytes, limit }.into());
+        }
+        Ok(PackagePlan { state_bytes: self.state_bytes(&(0..layers)), ..self.package("model".into(), stage)? })
     }
 
     /// Plans the packages of the LM head or of a classifier's head.
@@ -341,6 +363,19 @@ impl Planner<'_> {
         let (count, digits) = (pieces.len(), pieces.len().saturating_sub(1).to_string().len());
         let named = |index| if count == 1 { name.to_owned() } else { format!("{name}_{index:0digits$}") };
         pieces.into_iter().enumerate().map(|(index, rows)| self.package(named(index), stage(rows))).collect()
+    }
+}
+
+/// Checks that the model has such a head.
+fn check_head(head: &LmHead, facts: &FamilyFacts) -> Result<(), ConvertError> {
+    let outputs = head.outputs();
+    if !matches!(facts.purpose, Purpose::TextGeneration) && (outputs.largest.is_some() || head.split == HeadSplit::None)
+    {
+        return Err(ConvertError::HeadOfText { family: facts.family.clone() });
+    }
+    match outputs.largest {
+        Some(Largest::TopK(k)) if k > facts.head_rows() => Err(ConvertError::TopK { k, rows: facts.head_rows() }),
+        _ => Ok(()),
     }
 }
 

@@ -89,6 +89,7 @@ impl Assembler<'_> {
                     outputs: fixed(&entry.outputs, tokens),
                     // values inside a function of an asset can't be seen
                     probes: Vec::new(),
+                    logits: None,
                     ..entry.clone()
                 });
             }

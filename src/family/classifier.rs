@@ -147,16 +147,12 @@ impl Classifier {
         Ok(ports)
     }
 
-    fn head_function(&self, g: &mut Graph<'_>, rows: Range<u64>, argmax: bool) -> Result<Ports> {
+    fn head_function(&self, g: &mut Graph<'_>, rows: Range<u64>) -> Result<Ports> {
         let mut ports = Ports::default();
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(self.config.hidden_size));
         let normal = rms_norm(g, hidden, &self.final_norm, 1);
         let logits = linear(g, normal, &self.score_of(rows)?);
         ports.output(g, "logits", PortRole::Logits, logits);
-        if argmax {
-            let index = g.ops.reduce_argmax(logits, 1, true);
-            ports.output(g, "argmax", PortRole::Argmax, index);
-        }
         Ok(ports)
     }
 
@@ -192,7 +188,14 @@ impl FamilyModel for Classifier {
             Stage::Layers { first, end } => self.layers_function(&mut g, first..end),
             Stage::FeedForward { layer } => self.feed_forward_function(&mut g, layer),
             Stage::Experts { layer, first, end } => self.experts_function(&mut g, layer, first..end)?,
-            Stage::Head { first, end } => self.head_function(&mut g, first..end, request.argmax)?,
+            Stage::Head { first, end } => self.head_function(&mut g, first..end)?,
+            Stage::Model { .. } => {
+                let mut ports = Ports::default();
+                let shape = g.hidden_shape(self.config.hidden_size);
+                let hidden = ports.input(&mut g, "hidden", PortRole::Hidden, shape);
+                g.missing("function", "a head apart from the layers, which see a text in windows", hidden);
+                ports
+            }
         };
         ports.finish(g)
     }

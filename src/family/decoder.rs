@@ -29,7 +29,7 @@ use super::{
 };
 use anec_base::Result;
 use anec_bundle::{HiddenProbe, Port, PortRole, Stage, StatePort, TokenCount};
-use anec_manifest::Transform;
+use anec_manifest::{HeadOutputs, Largest, Transform};
 use anec_mil::{Constant, DataType, Dim, TensorType, ValueId};
 use anec_source::SourceWeight;
 use attention::AttentionPorts;
@@ -101,7 +101,13 @@ impl Decoder {
         self.config.rope_local.is_some() && self.config.layers[layer].window.is_some()
     }
 
-    fn layers_function(&self, g: &mut Graph<'_>, layers: Range<usize>, request: &FunctionRequest) -> Result<Ports> {
+    /// Builds layers and returns their ports, with the hidden states that they output.
+    fn layers_function(
+        &self,
+        g: &mut Graph<'_>,
+        layers: Range<usize>,
+        request: &FunctionRequest,
+    ) -> Result<(Ports, ValueId)> {
         let config = &self.config;
         let context = request.context;
         let mut ports = Ports::default();
@@ -166,7 +172,7 @@ impl Decoder {
                 ports.between.push((index, stream.hidden));
             }
         }
-        self.stream_outputs(g, &mut ports, stream, layers.end, !mixes);
+        let stream = self.stream_outputs(g, &mut ports, stream, layers.end, !mixes);
         for layer in layers.clone().filter(|layer| config.has_shared_keys(*layer, layers.end)) {
             let Some(SharedKeyValues { rows: [keys, values], .. }) = g.shared.get(&layer).copied() else { continue };
             ports.output(g, &format!("shared_k_{layer}_out"), PortRole::SharedKeys { layer }, keys);
@@ -176,7 +182,7 @@ impl Decoder {
         states.write_stacked(g, |slots| attention.write(slots));
         ports.outputs.extend(states.outputs(g));
         ports.states = states.ports;
-        Ok(ports)
+        Ok((ports, stream.hidden))
     }
 
     /// Returns whether the function of a layer leaves its feed-forward network to another function.
@@ -200,7 +206,14 @@ impl Decoder {
     }
 
     /// Outputs for layer `next`; `whole` if the layer before it is complete.
-    fn stream_outputs(&self, g: &mut Graph<'_>, ports: &mut Ports, mut stream: Stream, next: usize, whole: bool) {
+    fn stream_outputs(
+        &self,
+        g: &mut Graph<'_>,
+        ports: &mut Ports,
+        mut stream: Stream,
+        next: usize,
+        whole: bool,
+    ) -> Stream {
         let ends = next == self.layers.len();
         if self.gives_hidden_states() && ends && whole {
             stream.hidden = rms_norm(g, stream.hidden, &self.final_norm, 1);
@@ -212,6 +225,7 @@ impl Decoder {
         if let Some(state) = stream.router.filter(|_| !ends) {
             ports.output(g, "router_state_out", PortRole::RouterState, state);
         }
+        stream
     }
 
     /// Function of a layer's feed-forward network and the rest of the layer, if the layer's function omits them.
@@ -285,21 +299,41 @@ impl Decoder {
         Some(TokenOrder::from_planes(g, planes, levels, inverts))
     }
 
-    fn head_function(&self, g: &mut Graph<'_>, rows: Range<u64>, argmax: bool) -> Result<Ports> {
+    fn head_function(&self, g: &mut Graph<'_>, rows: Range<u64>, outputs: HeadOutputs) -> Result<Ports> {
         let mut ports = Ports::default();
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(self.config.hidden_size));
+        self.head_outputs(g, &mut ports, hidden, rows, outputs)?;
+        Ok(ports)
+    }
+
+    /// Outputs of rows of the head.
+    fn head_outputs(
+        &self,
+        g: &mut Graph<'_>,
+        ports: &mut Ports,
+        hidden: ValueId,
+        rows: Range<u64>,
+        outputs: HeadOutputs,
+    ) -> Result<()> {
+        let count = rows.end.saturating_sub(rows.start);
         let normal = rms_norm(g, hidden, &self.final_norm, 1);
         let mut logits = linear(g, normal, &self.head.slice(rows)?);
         if self.config.logits_scaling != 1.0 {
             logits = g.ops.mul(logits, Constant::fp16((1.0 / self.config.logits_scaling) as f32));
         }
         logits = softcap(g, logits, self.config.logits_softcap);
-        ports.output(g, "logits", PortRole::Logits, logits);
-        if argmax {
-            let index = g.ops.reduce_argmax(logits, 1, true);
-            ports.output(g, "argmax", PortRole::Argmax, index);
+        match outputs.logits {
+            true => ports.output(g, "logits", PortRole::Logits, logits),
+            false => ports.logits = Some(g.ops.rename(logits, "logits")),
         }
-        Ok(ports)
+        let [values, indices] = match outputs.largest {
+            None => return Ok(()),
+            Some(Largest::Argmax) => [g.ops.reduce_max(logits, &[1], true), g.ops.reduce_argmax(logits, 1, true)],
+            Some(Largest::TopK(k)) => g.ops.top(logits, k.min(count), 1),
+        };
+        ports.output(g, "top_values", PortRole::TopValues, values);
+        ports.output(g, "top_indices", PortRole::TopIndices, indices);
+        Ok(())
     }
 }
 
@@ -337,10 +371,15 @@ impl FamilyModel for Decoder {
         };
         let mut g = request.begin(form, weights);
         let ports = match request.stage {
-            Stage::Layers { first, end } => self.layers_function(&mut g, first..end, request)?,
+            Stage::Layers { first, end } => self.layers_function(&mut g, first..end, request)?.0,
             Stage::FeedForward { layer } => self.feed_forward_function(&mut g, layer),
             Stage::Experts { layer, first, end } => self.experts_function(&mut g, layer, first..end)?,
-            Stage::Head { first, end } => self.head_function(&mut g, first..end, request.argmax)?,
+            Stage::Head { first, end } => self.head_function(&mut g, first..end, request.head)?,
+            Stage::Model { layers, rows } => {
+                let (mut ports, hidden) = self.layers_function(&mut g, 0..layers, request)?;
+                self.head_outputs(&mut g, &mut ports, hidden, 0..rows, request.head)?;
+                ports
+            }
         };
         ports.finish(g)
     }
@@ -414,16 +453,19 @@ pub(super) struct Ports {
     states: Vec<StatePort>,
     /// Hidden states between the layers of the function, by layer.
     pub(super) between: Vec<(usize, ValueId)>,
+    /// Logits that are no output.
+    logits: Option<ValueId>,
 }
 
 impl Ports {
     /// Finishes the function of these ports.
     pub(super) fn finish(self, g: Graph<'_>) -> Result<FunctionGraph> {
-        let Ports { inputs, outputs, states, between } = self;
+        let Ports { inputs, outputs, states, between, logits } = self;
         let function = g.into_ops()?.finish()?;
-        let probe = |(layer, hidden)| HiddenProbe { layer, value: function.value(hidden).name.clone() };
-        let probes = between.into_iter().map(probe).collect();
-        Ok(FunctionGraph { function, inputs, outputs, states, probes })
+        let name = |value| function.value(value).name.clone();
+        let probes = between.into_iter().map(|(layer, hidden)| HiddenProbe { layer, value: name(hidden) }).collect();
+        let logits = logits.map(name);
+        Ok(FunctionGraph { function, inputs, outputs, states, probes, logits })
     }
 
     /// Inputs of a rotary table's rows, `[1, 1, T, half]`.

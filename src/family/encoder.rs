@@ -248,9 +248,7 @@ impl FamilyModel for Encoder {
         let ports = match (&request.stage, &self.head) {
             (Stage::Layers { first, end }, _) => self.layers_function(&mut g, *first..*end),
             (Stage::FeedForward { layer }, _) => self.feed_forward_function(&mut g, *layer),
-            (Stage::Head { first, end }, Some(head)) => {
-                head.function(&mut g, self.facts.hidden_size, *first..*end, request.argmax)?
-            }
+            (Stage::Head { first, end }, Some(head)) => head.function(&mut g, self.facts.hidden_size, *first..*end)?,
             _ => {
                 let mut ports = Ports::default();
                 let shape = g.hidden_shape(self.facts.hidden_size);

@@ -60,8 +60,8 @@ use anec_bundle::{
     HiddenProbe, LabelSet, Pooling, Port, ProjectionActivation, SequenceClassification, Stage, StatePort, TokenCount,
 };
 use anec_manifest::{
-    ActivationForm, AttentionForm, ExpertsForm, KvWrite, LayerDivision, Layout, LinearForm, NormForm, RecurrentForm,
-    Role, RopeForm, StateForm, Transform,
+    ActivationForm, AttentionForm, ExpertsForm, HeadOutputs, KvWrite, LayerDivision, Layout, LinearForm, NormForm,
+    RecurrentForm, Role, RopeForm, StateForm, Transform,
 };
 use anec_mil::{Dim, Function, FunctionBuilder, Opset, SymbolRange, ValueId};
 use anec_source::SourceWeight;
@@ -124,8 +124,8 @@ pub struct FunctionRequest {
     pub context: u64,
     /// Largest call, in tokens, of any function that shares this one's states.
     pub most_tokens: u64,
-    /// Whether a shard of the LM head also outputs the index of its largest logit.
-    pub argmax: bool,
+    /// Outputs of the LM head.
+    pub head: HeadOutputs,
 }
 
 impl FunctionRequest {
@@ -156,6 +156,8 @@ pub struct FunctionGraph {
     pub states: Vec<StatePort>,
     /// Hidden states between the layers.
     pub probes: Vec<HiddenProbe>,
+    /// Value that holds the logits, if they are no output.
+    pub logits: Option<String>,
 }
 
 /// Emitter of weights in the number format of their role.

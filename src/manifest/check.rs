@@ -7,8 +7,8 @@ use strum::IntoEnumIterator;
 
 use super::error::ManifestError;
 use super::{
-    Contexts, HeadSplit, KvWrite, Lengths, Manifest, Quant, QuantOverride, QuantPlan, ResidencyGate, ResidualScale,
-    Role, StateForm, Transform, Transforms, WeightFormat,
+    Contexts, HeadOutputs, HeadSplit, KvWrite, Lengths, Manifest, Quant, QuantOverride, QuantPlan, ResidencyGate,
+    ResidualScale, Role, StateForm, Transform, Transforms, WeightFormat,
 };
 
 /// Largest context; no published dense model has a larger one.
@@ -30,9 +30,7 @@ pub(super) fn check(manifest: &Manifest) -> Result<(), ManifestError> {
     states(manifest)?;
     format(manifest)?;
     shards(manifest)?;
-    if manifest.lm_head.split == HeadSplit::Pieces(0) {
-        return Err(ManifestError::value("lm_head.split", "0 pieces, expected at least 1, or auto"));
-    }
+    lm_head(manifest)?;
     overrides("quant.overrides", &manifest.quant.overrides)?;
     for own in &manifest.quant.layers {
         let [first, end] = own.range;
@@ -251,6 +249,30 @@ fn states(manifest: &Manifest) -> Result<(), ManifestError> {
     Ok(())
 }
 
+/// Checks the LM head: one form of the largest logits, and no pieces where one function has everything.
+fn lm_head(manifest: &Manifest) -> Result<(), ManifestError> {
+    let (head, shards) = (&manifest.lm_head, &manifest.shards);
+    if head.split == HeadSplit::Pieces(0) {
+        return Err(ManifestError::value("lm_head.split", "0 pieces, expected at least 1, auto or none"));
+    }
+    if head.argmax && head.top_k.is_some() {
+        return Err(ManifestError::value("lm_head.top_k", "not beside `argmax`: one of them"));
+    }
+    if head.top_k == Some(0) {
+        return Err(ManifestError::value("lm_head.top_k", "0 logits, expected at least 1"));
+    }
+    if manifest.contract.is_some() && (head.outputs() != HeadOutputs::default() || head.split == HeadSplit::None) {
+        return Err(ManifestError::value("lm_head", "the contract asks for functions of the head that give logits"));
+    }
+    let several = shards.layers.as_ref().is_some_and(|ranges| ranges.len() > 1) || !shards.divide.is_none();
+    if head.split == HeadSplit::None && (several || !manifest.experts.is_packed()) {
+        let problem = "none, which keeps all layers in one package: not beside several ranges of `shards.layers`, \
+                       `shards.divide` or experts in packages of their own";
+        return Err(ManifestError::value("lm_head.split", problem));
+    }
+    Ok(())
+}
+
 fn shards(manifest: &Manifest) -> Result<(), ManifestError> {
     let max = manifest.shards.max_mb;
     if !max.is_finite() || max <= 0.0 {
@@ -328,6 +350,11 @@ mod tests {
         ("shards: { max_experts: 4 }", "shards.max_experts", "not divided"),
         ("shards: { divide: attention_mlp, layers: [[0, 2]] }", "shards.layers", "packages of its own"),
         ("lm_head: { split: 0 }", "lm_head.split", "at least 1"),
+        ("lm_head: { argmax: true, top_k: 4 }", "lm_head.top_k", "one of them"),
+        ("lm_head: { top_k: 0 }", "lm_head.top_k", "at least 1"),
+        ("{ contract: coreai-llm, lm_head: { argmax: true } }", "lm_head", "logits"),
+        ("{ lm_head: { split: none }, shards: { layers: [[0, 2], [2, 4]] } }", "lm_head.split", "one package"),
+        ("{ lm_head: { split: none }, experts: routed }", "lm_head.split", "one package"),
         ("quant: { overrides: { norm: { weights: int8 } } }", "quant.overrides.norm", "never"),
         ("quant: { weights: palette4, granularity: per_channel }", "quant.granularity", "palette4"),
         ("quant: { weights: palette4, granularity: { group: 0 } }", "quant.granularity", "at least 1"),

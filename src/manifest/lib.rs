@@ -60,7 +60,7 @@ pub use quant::{
     Feedback, Granularity, Int8Op, NumberFormat, Overflow, Quant, QuantLayers, QuantOverride, QuantPlan, Role,
     WeightFormat,
 };
-pub use sizes::{Contexts, HeadSplit, LayerDivision, Lengths, LmHead, Shards};
+pub use sizes::{Contexts, HeadOutputs, HeadSplit, Largest, LayerDivision, Lengths, LmHead, Shards};
 pub use transforms::{RotateBy, RotationOptions, Transform, Transforms};
 
 /// Description of a conversion.

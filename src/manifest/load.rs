@@ -282,6 +282,7 @@ lm_head: { split: 3 }
         assert_eq!(m.shards.layers, Some(vec![[0, 2], [2, 5]]));
         assert_eq!(m.lm_head.split, HeadSplit::Pieces(3));
         assert_eq!(read("lm_head: { split: auto }", &[]).unwrap().lm_head.split, HeadSplit::Auto);
+        assert_eq!(read("lm_head: { split: none }", &[]).unwrap().lm_head.split, HeadSplit::None);
     }
 
     #[test]

@@ -100,19 +100,59 @@ impl Default for Shards {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LmHead {
-    /// Number of pieces.
+    /// Number of pieces, or `none`: the head is in one function with all layers.
     pub split: HeadSplit,
-    /// Whether each piece has the index of its largest logit as a second output.
+    /// Whether each piece outputs the index and the value of its largest logit instead of the logits.
     pub argmax: bool,
+    /// Number of largest logits whose indices and values each piece outputs instead of the logits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_k: Option<u64>,
+    /// Whether pieces with `argmax` or `top_k` also output the logits.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub logits: bool,
+}
+
+impl LmHead {
+    /// Outputs of the head's functions.
+    pub fn outputs(&self) -> HeadOutputs {
+        let largest = self.top_k.map(Largest::TopK).or(self.argmax.then_some(Largest::Argmax));
+        HeadOutputs { logits: self.logits || largest.is_none(), largest }
+    }
+}
+
+/// Outputs of a function of the LM head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadOutputs {
+    /// Whether the logits are an output.
+    pub logits: bool,
+    /// Form in which the largest logits are outputs, if they are.
+    pub largest: Option<Largest>,
+}
+
+impl Default for HeadOutputs {
+    fn default() -> Self {
+        HeadOutputs { logits: true, largest: None }
+    }
+}
+
+/// Form of the largest logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Largest {
+    /// Index and value of the largest one, by reductions.
+    Argmax,
+    /// Indices and values of this many, by one `topk`.
+    TopK(u64),
 }
 
 /// Number of LM-head pieces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case", expecting = "expected `auto` or a number of pieces")]
+#[serde(rename_all = "snake_case", expecting = "expected `auto`, `none` or a number of pieces")]
 pub enum HeadSplit {
     /// Fewest pieces that keep each under the shard limit.
     #[default]
     Auto,
+    /// No package of its own: one function has all layers and the head, so that a token takes one call.
+    None,
     /// Given number of pieces; the last may be smaller.
     #[serde(untagged)]
     Pieces(u64),

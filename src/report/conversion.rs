@@ -79,6 +79,7 @@ pub(super) fn part(bundle: &Bundle, function: &FunctionEntry) -> String {
     match (&function.stage, bundle.drafts(function)) {
         (stage, false) => self::stage(stage),
         (Stage::Layers { .. }, true) => "layer that drafts".to_owned(),
+        (Stage::Model { .. }, true) => "layer that drafts and LM head".to_owned(),
         (stage, true) => format!("{}, of drafts", self::stage(stage)),
     }
 }
@@ -92,5 +93,6 @@ pub(super) fn stage(stage: &Stage) -> String {
         Stage::Experts { layer, first, end } if end - first == 1 => format!("layer {layer}, expert {first}"),
         Stage::Experts { layer, first, end } => format!("layer {layer}, experts {first} to {}", end - 1),
         Stage::Head { first, end } => format!("LM head rows {first} to {}", end - 1),
+        Stage::Model { layers, .. } => format!("layers 0 to {} and LM head", layers - 1),
     }
 }

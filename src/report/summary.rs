@@ -159,6 +159,7 @@ fn kind(stage: &Stage) -> &'static str {
         Stage::FeedForward { .. } => "feed-forward network",
         Stage::Experts { .. } => "experts",
         Stage::Head { .. } => "LM head",
+        Stage::Model { .. } => "model",
     }
 }
 
@@ -175,8 +176,8 @@ fn holds(stages: &[&Stage]) -> String {
         [Stage::Layers { .. }, ..] => range(first, end),
         [Stage::FeedForward { .. }, ..] => format!("feed-forward networks of {}", range(first, end)),
         [Stage::Experts { .. }, ..] => format!("experts of {}", range(first, end)),
-        [Stage::Head { .. }, ..] => {
-            let rows = stages.iter().map(|stage| if let Stage::Head { end, .. } = stage { *end } else { 0 }).max();
+        [Stage::Head { .. } | Stage::Model { .. }, ..] => {
+            let rows = stages.iter().filter_map(|stage| Some(stage.head_rows()?.end)).max();
             format!("LM head, {} rows", rows.unwrap_or(0))
         }
         [] => String::new(),

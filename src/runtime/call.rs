@@ -72,7 +72,9 @@ pub(super) fn after(
     mut flow: Flow,
 ) -> Result<Flow, RuntimeError> {
     let (channels, size) = (flow.hidden.channels, flow.hidden.count);
-    for (port, tensor) in model.bundle.functions[function].outputs.iter().zip(outputs) {
+    let entry = &model.bundle.functions[function];
+    flow.head = entry.stage.head_rows().map(|_| (function, outputs.to_vec()));
+    for (port, tensor) in entry.outputs.iter().zip(outputs) {
         if is_carried(&port.role) {
             flow.carried.retain(|(role, _)| *role != port.role);
             flow.carried.push((port.role.clone(), tensor.clone()));

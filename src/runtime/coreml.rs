@@ -482,7 +482,7 @@ fn arrays(ports: &[Port], size: usize) -> Vec<StridedArray> {
 /// Returns the element type of a port in a package.
 pub fn element(role: &PortRole) -> Element {
     match role {
-        PortRole::SliceBegin | PortRole::SliceEnd | PortRole::Argmax => Element::I32,
+        PortRole::SliceBegin | PortRole::SliceEnd | PortRole::TopIndices => Element::I32,
         PortRole::Hidden
         | PortRole::PreviousHidden
         | PortRole::PreviousDrafted
@@ -504,7 +504,8 @@ pub fn element(role: &PortRole) -> Element {
         | PortRole::CacheRows { .. }
         | PortRole::PastMask { .. }
         | PortRole::CallMask { .. }
-        | PortRole::Logits => Element::F16,
+        | PortRole::Logits
+        | PortRole::TopValues => Element::F16,
     }
 }
 

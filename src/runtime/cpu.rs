@@ -55,6 +55,8 @@ struct Signature {
     function: String,
     inputs: Vec<String>,
     outputs: Vec<String>,
+    /// Output that is an inner value of the program.
+    shown: Option<String>,
     /// Names and ids of its states.
     states: Vec<(String, String)>,
     /// Ids of the states that hold keys and values.
@@ -90,6 +92,7 @@ impl PackageStore {
             function: entry.function.clone(),
             inputs: names(&entry.inputs),
             outputs: names(&entry.outputs),
+            shown: entry.logits.clone().filter(|_| entry.output(&PortRole::Logits).is_some()),
             states: entry.states.iter().map(|state| (state.name.clone(), state.id.clone())).collect(),
             caches: caches(entry),
             most: entry.tokens.most(),
@@ -185,9 +188,15 @@ impl Signature {
         }
     }
 
-    /// Renames the function's states to their ids, under which all functions of a text keep them.
+    /// Renames the function's states to their ids, under which all functions of a text keep them. Inner values that the
+    /// bundle names as outputs become outputs.
     fn with_ids(&self, function: &Function) -> Function {
         let mut function = function.clone();
+        if let Some(name) = &self.shown {
+            let mut made = function.block.ops.iter().flat_map(|op| op.outputs.iter().copied());
+            let shown = made.find(|id| function.value(*id).name == *name);
+            function.block.outputs.extend(shown);
+        }
         for input in function.inputs.clone() {
             let value = &mut function.values[input.0 as usize];
             if let (ValueType::State(_), Some((_, id))) =
@@ -202,7 +211,9 @@ impl Signature {
     /// Checks that a function has the inputs, outputs and states that the bundle names.
     fn check(&self, function: &Function) -> Result<(), String> {
         let inputs: BTreeSet<&str> = function.tensor_inputs().map(|value| value.name.as_str()).collect();
-        let outputs: BTreeSet<&str> = function.outputs().map(|value| value.name.as_str()).collect();
+        let inner = function.block.ops.iter().flat_map(|op| &op.outputs).map(|id| function.value(*id).name.as_str());
+        let shown = inner.filter(|name| self.shown.as_deref() == Some(name));
+        let outputs: BTreeSet<&str> = function.outputs().map(|value| value.name.as_str()).chain(shown).collect();
         let states: BTreeSet<&str> = function.states().map(|value| value.name.as_str()).collect();
         let own_states: BTreeSet<&str> = self.states.iter().map(|(name, _)| name.as_str()).collect();
         for (what, named, found) in [

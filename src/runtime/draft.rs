@@ -107,7 +107,10 @@ impl Drafter {
         };
         session.rewind(known as u64)?;
         let hidden = if self.told.is_some() { Hidden::BetweenFunctions } else { Hidden::No };
-        let ask = ForwardOptions { hidden, ..ForwardOptions::last() };
+        let model = session.model();
+        let enough = |k| !model.gives_logits() || request.needs_logits(k).is_none();
+        let largest = model.largest_logits().is_some_and(enough);
+        let ask = ForwardOptions { hidden, largest, ..ForwardOptions::last() };
         let mut given = match &mut self.told {
             None => session.forward(&text[known..], &ask)?,
             Some(told) => {
@@ -118,10 +121,12 @@ impl Drafter {
         session.checkpoint()?;
         let (mut sampler, mut draft) = (sampler.clone(), Vec::new());
         loop {
-            let ForwardOutput { mut logits, hidden } = given;
-            sampler.penalise(&mut logits);
-            request.add_biases(&mut logits);
-            let token = sampler.next(&logits);
+            let ForwardOutput { mut logits, tokens, hidden } = given;
+            if tokens.is_empty() {
+                sampler.penalise(&mut logits);
+                request.add_biases(&mut logits);
+            }
+            let token = sampler.next_of(&tokens, &logits);
             if request.stops.contains(&token) {
                 return Ok(draft);
             }

@@ -114,6 +114,14 @@ pub enum RuntimeError {
         /// Limit in bytes.
         limit: u64,
     },
+    /// Need for logits that the bundle doesn't give.
+    #[error("{what} the logits of all tokens, and the bundle's head gives only the {}", largest(*k))]
+    NoLogits {
+        /// Subject and verb: `log-probabilities need`.
+        what: &'static str,
+        /// Number of the largest logits that it gives.
+        k: usize,
+    },
     /// Empty prompt.
     #[error("the prompt has no tokens")]
     NoTokens,
@@ -238,6 +246,11 @@ impl RuntimeError {
 }
 
 impl Diagnostic for RuntimeError {
+/// Returns how many logits a head gives, in words.
+fn largest(k: usize) -> String {
+    if k == 1 { "largest one".into() } else { format!("{k} largest ones") }
+}
+
     fn fault(&self) -> Fault {
         match self {
             RuntimeError::Bundle { .. } | RuntimeError::Changed { .. } => Fault::Source,
@@ -274,6 +287,15 @@ impl Diagnostic for RuntimeError {
                 "convert an encoder, or a folder whose modules.json says how sentence-transformers pools"
             }
             RuntimeError::NoTextLabels { .. } => "convert a model …ForSequenceClassification",
+            RuntimeError::NoLogits { k: 1, .. } => {
+                "generate greedily (`temperature` 0), or convert the model with `lm_head.logits: true`"
+            }
+            RuntimeError::NoLogits { k, .. } => {
+                return Some(format!(
+                    "sample from the {k} most likely tokens or fewer (`top_k`), or convert the model with \
+                     `lm_head.logits: true`"
+                ));
+            }
             RuntimeError::NoLabels { .. } => {
                 "generate text or compute embeddings with it; only classifiers label texts"
             }

@@ -181,6 +181,7 @@ fn layers_function(form: &FakeOptions, [first, end]: [usize; 2], context: u64, t
         outputs: vec![port("hidden_out", PortRole::Hidden, channels(HIDDEN as u64))],
         states: (first..end).map(cache).chain(memory).collect(),
         probes: (first..end - 1).map(probe).collect(),
+        logits: None,
     }
 }
 
@@ -195,6 +196,7 @@ fn head_function(form: &FakeOptions, [first, end]: [u64; 2], context: u64, token
         outputs: vec![port("logits", PortRole::Logits, channels(end - first))],
         states: Vec::new(),
         probes: Vec::new(),
+        logits: None,
     }
 }
 
@@ -409,7 +411,9 @@ impl Sequence for Text {
         let mut hidden = named["hidden"].floats().unwrap().to_vec();
         let (first, end) = match entry.stage {
             Stage::Layers { first, end } => (first, end),
-            Stage::FeedForward { .. } | Stage::Experts { .. } => unreachable!("the double's layers are whole"),
+            Stage::FeedForward { .. } | Stage::Experts { .. } | Stage::Model { .. } => {
+                unreachable!("the double's layers are whole, and its head is apart")
+            }
             Stage::Head { first, end } => {
                 let rows = first as usize..end as usize;
                 let column = |t_: usize| (0..HIDDEN).map(|c| hidden[c * t + t_]).collect::<Vec<_>>();

@@ -64,30 +64,40 @@ pub struct ForwardOptions {
     pub hidden: Hidden,
     /// Division into calls.
     pub chunking: Chunking,
+    /// Whether the largest logits suffice: a head that gives them returns no others.
+    pub largest: bool,
+}
+
+impl Default for ForwardOptions {
+    fn default() -> Self {
+        ForwardOptions { logits: Positions::All, hidden: Hidden::No, chunking: Chunking::Largest, largest: false }
+    }
 }
 
 impl ForwardOptions {
     /// Returns options without logits, for passes that only update states.
     pub fn none() -> Self {
-        ForwardOptions { logits: Positions::None, hidden: Hidden::No, chunking: Chunking::Largest }
+        ForwardOptions { logits: Positions::None, ..ForwardOptions::default() }
     }
 
     /// Returns options for the logits of the last token, in the largest calls.
     pub fn last() -> Self {
-        ForwardOptions { logits: Positions::Last, hidden: Hidden::No, chunking: Chunking::Largest }
+        ForwardOptions { logits: Positions::Last, ..ForwardOptions::default() }
     }
 
     /// Returns options for the logits of all tokens, in calls by `chunking`.
     pub fn all(chunking: Chunking) -> Self {
-        ForwardOptions { logits: Positions::All, hidden: Hidden::No, chunking }
+        ForwardOptions { chunking, ..ForwardOptions::default() }
     }
 }
 
 /// Result of a forward pass.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ForwardOutput {
-    /// Logits, row-major `[positions, vocab_size]`.
+    /// Logits, row-major `[positions, vocab_size]`, or the largest ones `[positions, k]` in descending order.
     pub logits: Vec<f32>,
+    /// Tokens of the largest logits, `[positions, k]`; empty if `logits` has all.
+    pub tokens: Vec<u32>,
     /// If requested, `num_layers + 1` matrices `[tokens, hidden_size]`: the input of layer 0, then the output of each
     /// layer. Matrices that aren't recorded are empty.
     pub hidden: Vec<Vec<f32>>,

@@ -11,7 +11,7 @@ use super::backend::Phase;
 use super::constraint::Constraint;
 use super::draft::Drafter;
 use super::error::RuntimeError;
-use super::forward::{Chunking, ForwardOptions, ForwardOutput, Hidden, Positions};
+use super::forward::{ForwardOptions, ForwardOutput, Hidden, Positions};
 use super::logprobs::Logprobs;
 use super::lookup::{PromptLookup, Speculation};
 use super::model::LoadedModel;
@@ -121,8 +121,8 @@ pub struct Generation {
     /// Reused buffers of a call's tokens and output.
     call: Vec<u32>,
     output: ForwardOutput,
-    /// Tokens and logits of a call made together with other texts.
-    computed: Option<Result<(Vec<u32>, Vec<f32>)>>,
+    /// Tokens and output of a call made together with other texts.
+    computed: Option<Result<(Vec<u32>, ForwardOutput)>>,
     /// Tokens that [`Iterator::next`] hasn't returned yet.
     ready: VecDeque<GeneratedToken>,
     finish: Option<Finish>,
@@ -140,6 +140,7 @@ impl Generation {
             return Err(RuntimeError::NoTokens.into());
         }
         request.sampling.check()?;
+        request.check(session.model(), false)?;
         let start = Instant::now();
         // the last token has to be computed for its logits
         let cached = common(session.tokens(), &request.prompt).min(request.prompt.len() - 1);
@@ -267,13 +268,14 @@ impl Generation {
             }
         }
         let texts = asking.iter_mut().map(|(generation, (tokens, logits))| NextTokens {
+            largest: generation.chooses_of_largest(),
             session: &mut generation.session,
             tokens,
             logits: *logits,
         });
         let found = forward_together(texts.collect());
-        for ((generation, (call, _)), logits) in asking.into_iter().zip(found) {
-            generation.computed = Some(logits.map(|logits| (call, logits)));
+        for ((generation, (call, _)), output) in asking.into_iter().zip(found) {
+            generation.computed = Some(output.map(|output| (call, output)));
         }
     }
 
@@ -338,7 +340,9 @@ impl Generation {
         if self.request.max_tokens == 0 {
             return Ok(Some(Finish::Length));
         }
-        let end = self.choose(&mut output.logits, !self.session.holds_another(self.session.position()))?;
+        let full = !self.session.holds_another(self.session.position());
+        let ForwardOutput { logits, tokens, .. } = &mut output;
+        let end = self.choose(logits, tokens, full)?;
         self.output = output;
         self.first_token = Some(Instant::now());
         Ok(end)
@@ -347,13 +351,14 @@ impl Generation {
     /// Computes the last token and verifies drafted ones after it.
     fn decode(&mut self) -> Result<Option<Finish>> {
         let (call, mut output) = self.compute()?;
-        let ForwardOutput { logits, hidden } = &mut output;
+        let ForwardOutput { logits, tokens, hidden } = &mut output;
         let before = self.session.position() - call.len() as u64;
         let width = logits.len() / call.len();
         let mut end = None;
         for (i, row) in logits.chunks_exact_mut(width).enumerate() {
             let position = before + i as u64 + 1;
-            end = self.choose(row, !self.session.holds_another(position))?;
+            let tokens = tokens.get(i * width..(i + 1) * width).unwrap_or_default();
+            end = self.choose(row, tokens, !self.session.holds_another(position))?;
             // the next row follows a correct draft; results after a wrong one are dropped
             let accepted = end.is_none() && call.get(i + 1).is_some_and(|draft| self.ids.last() == Some(draft));
             if !accepted {
@@ -368,6 +373,12 @@ impl Generation {
         }
         (self.call, self.output) = (call, output);
         Ok(end)
+    }
+
+    /// Returns whether tokens are chosen from the largest logits, so that the others needn't be known.
+    fn chooses_of_largest(&self) -> bool {
+        let enough = |k| self.request.needs_logits(k).is_none();
+        self.constraint.is_none() && self.session.model().largest_logits().is_some_and(enough)
     }
 
     /// Returns whether the drafter reads the model's hidden states.
@@ -392,12 +403,11 @@ impl Generation {
     /// Returns the tokens and output of the next call, unless a shared call computed them already.
     fn compute(&mut self) -> Result<(Vec<u32>, ForwardOutput)> {
         if let Some(computed) = self.computed.take() {
-            let (call, logits) = computed?;
-            return Ok((call, ForwardOutput { logits, hidden: Vec::new() }));
+            return computed;
         }
         let (call, logits) = self.next_call()?;
         let mut output = std::mem::take(&mut self.output);
-        let ask = ForwardOptions { logits, hidden: Hidden::No, chunking: Chunking::Largest };
+        let ask = ForwardOptions { logits, largest: self.chooses_of_largest(), ..ForwardOptions::default() };
         self.forward(&call, ask, &mut output)?;
         Ok((call, output))
     }
@@ -405,6 +415,7 @@ impl Generation {
     /// Returns the tokens of the next call and the positions with logits: a part of the prompt, or the last token and
     /// drafted ones after it.
     fn next_call(&mut self) -> Result<(Vec<u32>, Positions)> {
+        self.request.check(self.session.model(), self.constraint.is_some())?;
         let mut call = std::mem::take(&mut self.call);
         call.clear();
         if self.has_begun() {
@@ -447,15 +458,17 @@ impl Generation {
         Ok(draft)
     }
 
-    /// Chooses the next token from a row of logits. `full` means that no further token can be computed.
-    fn choose(&mut self, logits: &mut [f32], full: bool) -> Result<Option<Finish>> {
+    /// Chooses the next token from a row of logits, those of `tokens` or of all. `full` means that no further token can
+    /// be computed.
+    fn choose(&mut self, logits: &mut [f32], tokens: &[u32], full: bool) -> Result<Option<Finish>> {
         let known = self.request.logprobs.map(|_| logits.to_vec());
+        // with only some of the logits, there are no penalties, biases and constraints
         self.sampler.penalise(logits);
         self.request.add_biases(logits);
         if let Some(constraint) = &mut self.constraint {
             constraint.mask_logits(logits)?;
         }
-        let id = self.sampler.next(logits);
+        let id = self.sampler.next_of(tokens, logits);
         if self.request.stops.contains(&id) {
             return Ok(Some(Finish::Stop));
         }

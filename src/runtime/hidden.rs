@@ -134,6 +134,8 @@ pub(super) struct Flow {
     pub(super) hidden: Columns,
     /// Other values of the previous function, by role.
     pub(super) carried: Vec<(PortRole, Arc<Tensor>)>,
+    /// Outputs of the previous function, with its index, if it has the LM head, too.
+    pub(super) head: Option<(usize, Vec<Arc<Tensor>>)>,
 }
 
 impl Flow {
@@ -150,7 +152,7 @@ impl Flow {
 
 impl From<Columns> for Flow {
     fn from(hidden: Columns) -> Self {
-        Flow { hidden, carried: Vec::new() }
+        Flow { hidden, carried: Vec::new(), head: None }
     }
 }
 

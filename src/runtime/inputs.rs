@@ -179,7 +179,8 @@ impl<'a> InputBuilder<'a> {
             | PortRole::SliceBegin
             | PortRole::SliceEnd
             | PortRole::Logits
-            | PortRole::Argmax => return Err(unexpected()),
+            | PortRole::TopValues
+            | PortRole::TopIndices => return Err(unexpected()),
         }
         Ok(())
     }

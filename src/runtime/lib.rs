@@ -36,6 +36,7 @@
 //! | `states` | states of a text |
 //! | `idle_states` | pool of unused states |
 //! | `hidden` | hidden states between calls |
+//! | `head` | results of the LM head |
 //! | `widened` | larger calls than a bundle allows, on the executor |
 //! | [`encode`] | embeddings and classification of whole texts |
 //! | [`classify`] | token classification: windows, labels, spans, redaction |
@@ -86,6 +87,7 @@ pub(crate) mod function_pool;
 mod generation;
 mod grammar;
 mod growth;
+mod head;
 pub(crate) mod hidden;
 mod host;
 mod idle_states;

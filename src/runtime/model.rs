@@ -36,6 +36,10 @@ pub struct LoadedModel {
     pub(super) writes_slices: bool,
     /// Limit of calls beside the plan.
     pub(super) ring: Option<RingLimit>,
+    /// Whether functions of the head give all logits.
+    pub(super) gives_logits: bool,
+    /// Number of the largest logits that they give with their tokens.
+    pub(super) largest: Option<usize>,
 }
 
 impl LoadedModel {
@@ -74,6 +78,25 @@ impl LoadedModel {
     /// Returns any error of [`LoadedModel::on_cpu`].
     pub fn on_cpu_in(folder: &Path, precisions: &[Precision]) -> Result<Vec<Arc<Self>>> {
         let (bundle, host) = read_for_cpu(folder)?;
+        Self::in_precisions(bundle, host, folder, precisions)
+    }
+
+    /// Opens a bundle as [`LoadedModel::on_cpu_in`] does, and gives its logits even where they are only inside of its
+    /// functions.
+    ///
+    /// # Errors
+    /// Returns any error of [`LoadedModel::on_cpu`].
+    pub fn on_cpu_with_logits(folder: &Path, precisions: &[Precision]) -> Result<Vec<Arc<Self>>> {
+        let (bundle, host) = read_for_cpu(folder)?;
+        Self::in_precisions(bundle.with_logits(), host, folder, precisions)
+    }
+
+    fn in_precisions(
+        bundle: Bundle,
+        host: Arc<HostTables>,
+        folder: &Path,
+        precisions: &[Precision],
+    ) -> Result<Vec<Arc<Self>>> {
         let programs = PackageStore::of(&bundle, folder);
         let model = |precision: &Precision| {
             let backend = CpuBackend::new(programs.clone(), *precision);
@@ -113,7 +136,20 @@ impl LoadedModel {
         let fills = states.all(|state| state.role.is_cache()) && !inputs().any(recurs);
         let writes_slices = inputs().any(|port| port.role == PortRole::SliceBegin);
         let (folder, backend) = (folder.to_owned(), backend.into());
-        Ok(Arc::new(LoadedModel { bundle, folder, host, plan, backend, rewindable, fills, writes_slices, ring }))
+        let (gives_logits, largest) = (bundle.gives_logits(), bundle.largest_logits().map(|k| k as usize));
+        Ok(Arc::new(LoadedModel {
+            bundle,
+            folder,
+            host,
+            plan,
+            backend,
+            rewindable,
+            fills,
+            writes_slices,
+            ring,
+            gives_logits,
+            largest,
+        }))
     }
 
     /// Returns the same model with a profile of its functions.
@@ -171,6 +207,16 @@ impl LoadedModel {
     /// Returns the tokens that end a text.
     pub fn end_tokens(&self) -> Vec<u32> {
         self.bundle.model.eos_token_ids.iter().filter_map(|id| u32::try_from(*id).ok()).collect()
+    }
+
+    /// Returns whether the LM head gives the logits of all tokens.
+    pub fn gives_logits(&self) -> bool {
+        self.gives_logits
+    }
+
+    /// Returns how many of the largest logits the LM head gives with their tokens; `None` if it doesn't.
+    pub fn largest_logits(&self) -> Option<usize> {
+        self.largest
     }
 
     pub(super) fn host(&self) -> &HostTables {

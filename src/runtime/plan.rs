@@ -22,7 +22,7 @@ pub struct Route {
     pub context: u64,
     /// Layers, first to last.
     pub layers: Vec<Step>,
-    /// Parts of the LM head, first row to last.
+    /// Parts of the LM head, first row to last; none if the function of the layers has it.
     pub head: Vec<Step>,
 }
 
@@ -70,7 +70,10 @@ impl CallPlan {
         });
         let route = |context: u64| {
             let mut layers = steps(bundle, |entry| match entry.stage {
-                Stage::Layers { first, end } if entry.context == context => Some(first as u64..end as u64),
+                Stage::Layers { .. } | Stage::Model { .. } if entry.context == context => {
+                    let layers = entry.stage.layers();
+                    Some(layers.start as u64..layers.end as u64)
+                }
                 _ => None,
             });
             for step in &mut layers {

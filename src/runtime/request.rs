@@ -1,5 +1,6 @@
 //! Request of a generation.
 
+use super::error::RuntimeError;
 use super::model::LoadedModel;
 use super::sampling::Sampling;
 
@@ -30,6 +31,25 @@ impl GenerationRequest {
     pub fn length(&self, model: &LoadedModel) -> u64 {
         let prompt = self.prompt.len() as u64;
         prompt.saturating_add(self.max_tokens as u64).min(model.context()).max(prompt)
+    }
+
+    /// Returns what needs all logits where the `k` largest are known, apart from a grammar.
+    pub(super) fn needs_logits(&self, k: usize) -> Option<&'static str> {
+        match () {
+            () if self.logprobs.is_some() => Some("log-probabilities need"),
+            () if !self.logit_bias.is_empty() => Some("biases of tokens need"),
+            () => self.sampling.needs_logits(k),
+        }
+    }
+
+    /// Checks that the model gives the logits that the request needs; `has_grammar` if a grammar constrains its text.
+    ///
+    /// # Errors
+    /// If it gives only the largest ones.
+    pub fn check(&self, model: &LoadedModel, has_grammar: bool) -> Result<(), RuntimeError> {
+        let Some(k) = model.largest_logits().filter(|_| !model.gives_logits()) else { return Ok(()) };
+        let needs = has_grammar.then_some("a grammar needs").or(self.needs_logits(k));
+        needs.map_or(Ok(()), |what| Err(RuntimeError::NoLogits { what, k }))
     }
 
     /// Adds the biases to a row of logits.

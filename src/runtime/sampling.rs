@@ -56,6 +56,28 @@ impl Sampling {
         Ok(())
     }
 
+    /// Returns what needs all logits where the `k` largest are known.
+    pub(super) fn needs_logits(&self, k: usize) -> Option<&'static str> {
+        if self.penalises() {
+            Some("penalties need")
+        } else if self.temperature > 0.0 && !(1..=k).contains(&self.top_k) {
+            Some(if k == 1 { "sampling needs" } else { "sampling without a smaller `top_k` needs" })
+        } else {
+            None
+        }
+    }
+
+    /// Returns the parameters nearest to these that need only the `k` largest logits.
+    #[must_use]
+    pub fn of_largest(self, k: usize) -> Self {
+        let top_k = if self.top_k == 0 { k } else { self.top_k.min(k) };
+        let sampling = Sampling { repetition_penalty: 1.0, presence_penalty: 0.0, frequency_penalty: 0.0, ..self };
+        match k {
+            0 | 1 => Sampling { temperature: 0.0, ..sampling },
+            _ => Sampling { top_k, ..sampling },
+        }
+    }
+
     /// Returns whether any penalty applies.
     pub fn penalises(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
@@ -114,9 +136,16 @@ impl Sampler {
 
     /// Returns the next token. Logits of -inf are never chosen unless there are no others.
     pub fn next(&mut self, logits: &[f32]) -> u32 {
+        self.next_of(&[], logits)
+    }
+
+    /// Returns the next of the tokens with these logits, as if all others had logits of -inf; empty `tokens` stand for
+    /// all tokens.
+    pub(super) fn next_of(&mut self, tokens: &[u32], logits: &[f32]) -> u32 {
         let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
+        let token = |index: u32| tokens.get(index as usize).copied().unwrap_or(index);
         if temperature <= 0.0 {
-            return argmax(logits);
+            return token(argmax(logits));
         }
         let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let weight = |logit: f32| f64::from((logit - largest) / temperature).exp();
@@ -124,10 +153,10 @@ impl Sampler {
             .iter()
             .enumerate()
             .filter(|(_, l)| **l > f32::NEG_INFINITY)
-            .map(|(i, l)| (i as u32, weight(*l)))
+            .map(|(i, l)| (token(i as u32), weight(*l)))
             .collect();
         if candidates.is_empty() {
-            return argmax(logits);
+            return token(argmax(logits));
         }
         // ties are broken by token id, so that a seed always gives the same text
         let by_weight = |a: &(u32, f64), b: &(u32, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
@@ -150,7 +179,7 @@ impl Sampler {
         }
         // an infinite logit gives NaN weights
         if candidates.is_empty() {
-            return argmax(logits);
+            return token(argmax(logits));
         }
         let total: f64 = candidates.iter().map(|(_, w)| w).sum();
         let mut left = self.random.uniform() * total;

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use super::backend::{FunctionCall, Phase, Watch};
 use super::buffers::{CallBuffers, HeadBuffers};
-use super::call::{after, place_logits, prepare, result};
+use super::call::{after, prepare};
 use super::error::RuntimeError;
 use super::forward::ForwardOptions;
+use super::head::HeadRows;
 use super::hidden::{Columns, Flow, HiddenFrame, Record};
 use super::host::RopeChoice;
 use super::inputs::InputBuilder;
@@ -15,7 +16,7 @@ use super::model::LoadedModel;
 use super::plan::{self, Chunk, Route, Step};
 use super::states::States;
 use anec_base::Result;
-use anec_bundle::{PortRole, Task};
+use anec_bundle::Task;
 use anec_exec::Tensor;
 use smallvec::SmallVec;
 
@@ -379,7 +380,7 @@ impl TokenSession {
         tokens: &[u32],
         chunk: Chunk,
         mut record: Option<&mut Record>,
-    ) -> Result<Columns> {
+    ) -> Result<Flow> {
         let rope = self.rope.clone();
         let width = model.bundle.model.hidden_size as usize;
         let given = self.previous.as_ref();
@@ -397,7 +398,7 @@ impl TokenSession {
             flow = self.recorded(model, step, flow, &mut feed, 0..chunk.real as usize, record.as_deref_mut())?;
         }
         self.buffers.tensors = feed.into_tensors();
-        Ok(flow.hidden)
+        Ok(flow)
     }
 
     /// Returns the output of a step and records the requested states inside it.
@@ -462,24 +463,27 @@ impl TokenSession {
         Ok(after(model, function, outputs, flow)?)
     }
 
-    /// Appends the logits of `hidden`: one row per column, as wide as the vocabulary or the labels. Models without a
-    /// head append the hidden states. All parts of the head run together.
+    /// Appends the head's results for the `wanted` columns of what left the layers. Models without a head append the
+    /// hidden states. All parts of the head run together.
     pub(super) fn head(
         &mut self,
         model: &LoadedModel,
         route: &Route,
-        hidden: &Columns,
-        logits: &mut Vec<f32>,
+        left: &Flow,
+        wanted: Range<usize>,
+        rows: &mut HeadRows<'_>,
     ) -> Result<()> {
-        if !model.bundle.model.has_head() {
+        if let (false, HeadRows::Logits(logits)) = (model.bundle.model.has_head(), &mut *rows) {
             // the final hidden states themselves
-            let rows: Vec<f32> = (0..hidden.count).flat_map(|t| hidden.column(t)).collect();
-            logits.extend(HiddenFrame::of(model).leave(&rows));
+            let states: Vec<f32> = wanted.flat_map(|t| left.hidden.column(t)).collect();
+            logits.extend(HiddenFrame::of(model).leave(&states));
             return Ok(());
         }
-        let width = model.bundle.model.head_rows() as usize;
-        let base = logits.len();
-        logits.resize(base + hidden.count * width, 0.0);
+        let base = rows.grow(model, wanted.len());
+        if let Some((function, outputs)) = &left.head {
+            return Ok(rows.take(model, (*function, &outputs[..]), left.hidden.count, wanted, base)?);
+        }
+        let hidden = left.hidden.range(wanted.clone(), wanted.len());
         let mut done = 0;
         while done < hidden.count {
             let chunk = plan::chunk(&route.head, (hidden.count - done) as u64, None, u64::MAX)?;
@@ -494,10 +498,8 @@ impl TokenSession {
                 calls.push(FunctionCall { function, inputs });
             }
             self.states.sequence.run_together(&calls, outputs)?;
-            for ((step, call), outputs) in route.head.iter().zip(&calls).zip(outputs) {
-                let rows = step.part.start as usize..step.part.end as usize;
-                let part = result(model, call.function, outputs, PortRole::Logits, rows.len(), size)?;
-                place_logits(&part, rows, &mut logits[base + done * width..][..real * width], width);
+            for (call, outputs) in calls.iter().zip(outputs) {
+                rows.take(model, (call.function, &outputs[..]), size, 0..real, base + done)?;
             }
             // release the previous outputs, whose memory the functions overwrite
             drop(calls);

@@ -9,8 +9,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::backend::BatchMember;
-use super::call::{after, place_logits, prepare, result};
-use super::forward::{Chunking, ForwardOptions, Hidden, Positions};
+use super::call::{after, prepare};
+use super::error::RuntimeError;
+use super::forward::{ForwardOptions, ForwardOutput, Positions};
+use super::head::HeadRows;
 use super::hidden::{Columns, Flow};
 use super::host::RopeChoice;
 use super::inputs::InputBuilder;
@@ -18,7 +20,6 @@ use super::model::LoadedModel;
 use super::plan::{self, Chunk, Route, Step};
 use super::session::TokenSession;
 use anec_base::{Error, Result};
-use anec_bundle::PortRole;
 use anec_exec::Tensor;
 
 /// Tokens to append to a text.
@@ -29,11 +30,13 @@ pub struct NextTokens<'a> {
     pub tokens: &'a [u32],
     /// Positions whose logits are returned.
     pub logits: Positions,
+    /// Whether the largest logits suffice, as in [`ForwardOptions`].
+    pub largest: bool,
 }
 
 /// Computes the next tokens of several texts and returns the requested logits of each. They equal those of
 /// [`TokenSession::forward`], bit for bit; a failure affects only its own text.
-pub fn forward_together(texts: Vec<NextTokens<'_>>) -> Vec<Result<Vec<f32>>> {
+pub fn forward_together(texts: Vec<NextTokens<'_>>) -> Vec<Result<ForwardOutput>> {
     let mut texts: Vec<Pending<'_>> = texts.into_iter().map(Pending::new).collect();
     loop {
         let unfinished = texts.iter_mut().filter(|text| !text.finished);
@@ -51,7 +54,7 @@ pub fn forward_together(texts: Vec<NextTokens<'_>>) -> Vec<Result<Vec<f32>>> {
             }
         }
     }
-    texts.into_iter().map(|text| text.failure.map_or(Ok(text.logits), Err)).collect()
+    texts.into_iter().map(|text| text.failure.map_or(Ok(text.output), Err)).collect()
 }
 
 /// Text with its remaining tokens.
@@ -60,21 +63,31 @@ struct Pending<'a> {
     /// Tokens that aren't computed yet.
     tokens: &'a [u32],
     wanted: Positions,
-    logits: Vec<f32>,
+    largest: bool,
+    output: ForwardOutput,
     failure: Option<Error>,
     finished: bool,
 }
 
 impl<'a> Pending<'a> {
-    fn new(NextTokens { session, tokens, logits: wanted }: NextTokens<'a>) -> Self {
-        Pending { session, tokens, wanted, logits: Vec::new(), failure: None, finished: false }
+    fn new(NextTokens { session, tokens, logits: wanted, largest }: NextTokens<'a>) -> Self {
+        let output = ForwardOutput::default();
+        Pending { session, tokens, wanted, largest, output, failure: None, finished: false }
+    }
+
+    /// Returns the rows of its results.
+    fn rows(&mut self) -> Result<HeadRows<'_>, RuntimeError> {
+        HeadRows::of(self.session.model(), self.largest, &mut self.output)
     }
 
     /// Computes the rest alone.
     fn finish_alone(&mut self) {
-        let ask = ForwardOptions { logits: self.wanted, hidden: Hidden::No, chunking: Chunking::Largest };
+        let ask = ForwardOptions { logits: self.wanted, largest: self.largest, ..ForwardOptions::default() };
         match self.session.forward(self.tokens, &ask) {
-            Ok(output) => self.logits.extend(output.logits),
+            Ok(output) => {
+                self.output.logits.extend(output.logits);
+                self.output.tokens.extend(output.tokens);
+            }
             Err(error) => self.failure = Some(error),
         }
         self.finished = true;
@@ -99,7 +112,7 @@ struct NextCall<'t, 'a> {
 
 impl<'t, 'a> NextCall<'t, 'a> {
     fn of(text: &'t mut Pending<'a>) -> Self {
-        let chunk = Self::chunk(text.session, text.tokens.len() as u64);
+        let chunk = text.rows().is_ok().then(|| Self::chunk(text.session, text.tokens.len() as u64)).flatten();
         let place = chunk.map(|_| Place { model: Arc::as_ptr(text.session.model()), route: text.session.route });
         NextCall { text, chunk: chunk.unwrap_or(Chunk { real: 0, size: 0 }), place }
     }
@@ -129,10 +142,11 @@ struct Member<'m, 'a> {
     head: Option<HeadCall>,
 }
 
-/// Call of the LM head: its inputs, and the place of its results among the text's logits.
+/// Call of the LM head: its inputs, the columns that count, and the place of their results among the text's rows.
 struct HeadCall {
     flow: Flow,
-    logits: Range<usize>,
+    count: usize,
+    first: usize,
 }
 
 /// Makes the next calls of texts that can share them.
@@ -185,21 +199,33 @@ impl<'m, 'a> Member<'m, 'a> {
     }
 
     /// Moves to the next call of the head, if any.
-    fn next_head(&mut self, route: &Route, width: usize) -> bool {
+    fn next_head(&mut self, model: &LoadedModel, route: &Route) -> bool {
         self.head = None;
         if !self.wanted.is_empty() {
             self.head = self.attempt(|member| {
                 let chunk = plan::chunk(&route.head, member.wanted.len() as u64, None, u64::MAX)?;
                 let now = member.wanted.start..member.wanted.start + chunk.real as usize;
                 member.wanted.start = now.end;
-                let logits = &mut member.text.logits;
-                let first = logits.len();
-                logits.resize(first + now.len() * width, 0.0);
+                let (count, first) = (now.len(), member.text.rows()?.grow(model, now.len()));
                 let flow = member.flow.hidden.range(now, chunk.size as usize).into();
-                Ok(HeadCall { flow, logits: first..logits.len() })
+                Ok(HeadCall { flow, count, first })
             });
         }
         self.head.is_some()
+    }
+
+    /// Appends the results of the LM head that the function of the layers has returned.
+    fn take_head(&mut self, model: &LoadedModel) {
+        let wanted = std::mem::take(&mut self.wanted);
+        if wanted.is_empty() {
+            return;
+        }
+        self.attempt(|member| {
+            let Some((function, outputs)) = &member.flow.head else { return Ok(()) };
+            let mut rows = member.text.rows()?;
+            let first = rows.grow(model, wanted.len());
+            Ok(rows.take(model, (*function, &outputs[..]), member.flow.hidden.count, wanted, first)?)
+        });
     }
 
     /// Runs `body` unless the text has failed.
@@ -255,12 +281,14 @@ fn layers_function(model: &LoadedModel, step: &Step, members: &mut [Member<'_, '
     );
 }
 
-/// Appends the requested logits of the LM head.
+/// Appends the requested results of the LM head.
 fn head(model: &LoadedModel, route: &Route, members: &mut [Member<'_, '_>]) {
-    let width = model.bundle.model.head_rows() as usize;
-    while members.iter_mut().fold(false, |any, member| member.next_head(route, width) | any) {
+    if route.head.is_empty() {
+        members.iter_mut().for_each(|member| member.take_head(model));
+        return;
+    }
+    while members.iter_mut().fold(false, |any, member| member.next_head(model, route) | any) {
         for step in &route.head {
-            let rows = step.part.start as usize..step.part.end as usize;
             call_together(
                 model,
                 members,
@@ -269,10 +297,9 @@ fn head(model: &LoadedModel, route: &Route, members: &mut [Member<'_, '_>]) {
                     Ok(call.map(|call| prepare(model, step, &call.flow, None, inputs)).transpose()?)
                 },
                 |member, function, outputs| {
-                    let Some(HeadCall { flow, logits }) = &member.head else { return Ok(()) };
-                    let part = result(model, function, &outputs, PortRole::Logits, rows.len(), flow.hidden.count)?;
-                    place_logits(&part, rows.clone(), &mut member.text.logits[logits.clone()], width);
-                    Ok(())
+                    let Some(HeadCall { flow, count, first }) = &member.head else { return Ok(()) };
+                    let size = flow.hidden.count;
+                    Ok(member.text.rows()?.take(model, (function, &outputs[..]), size, 0..*count, *first)?)
                 },
             );
         }
@@ -335,9 +362,13 @@ mod tests {
         let texts = sessions.iter_mut().zip(TEXTS);
         let texts = texts.map(|(session, text)| {
             let tokens = &text[text.len() - 1..];
-            NextTokens { session, tokens, logits: Positions::All }
+            NextTokens { session, tokens, logits: Positions::All, largest: false }
         });
-        forward_together(texts.collect())
+        logits(texts.collect())
+    }
+
+    fn logits(texts: Vec<NextTokens<'_>>) -> Vec<Result<Vec<f32>>> {
+        forward_together(texts).into_iter().map(|output| Ok(output?.logits)).collect()
     }
 
     fn alone(model: &std::sync::Arc<LoadedModel>, text: &[u32]) -> Vec<f32> {
@@ -380,8 +411,9 @@ mod tests {
                     (&mut part, &long[..9], Positions::None),
                     (&mut whole, &long[..], Positions::Last),
                 ];
-                let texts = texts.map(|(session, tokens, logits)| NextTokens { session, tokens, logits });
-                let found: Vec<_> = forward_together(texts.into()).into_iter().map(Result::unwrap).collect();
+                let texts =
+                    texts.map(|(session, tokens, logits)| NextTokens { session, tokens, logits, largest: false });
+                let found: Vec<_> = logits(texts.into()).into_iter().map(Result::unwrap).collect();
                 let names: Vec<String> = calls.lock().unwrap().iter().map(|call| call.0.clone()).collect();
                 let mut distinct = names[..4].to_vec();
                 distinct.dedup();
@@ -427,8 +459,9 @@ mod tests {
         // as many tokens as fit, more than one call takes, none, and one that doesn't exist
         let tokens: [&[u32]; 4] = [&[1], &[1, 2, 3, 4, 5, 6, 7], &[], &[99]];
         let texts = sessions.iter_mut().zip(tokens);
-        let texts = texts.map(|(session, tokens)| NextTokens { session, tokens, logits: Positions::All });
-        let found = forward_together(texts.collect());
+        let texts =
+            texts.map(|(session, tokens)| NextTokens { session, tokens, logits: Positions::All, largest: false });
+        let found = logits(texts.collect());
         assert_eq!(found[0].as_ref().unwrap(), &alone(&model, &[&TEXTS[0][..5], &[1]].concat()));
         assert_eq!(found[1].as_ref().unwrap().len(), 7 * fake::VOCAB);
         assert!(found[2].as_ref().unwrap_err().to_string().contains("no tokens"));

@@ -74,7 +74,8 @@ pub struct Defaults {
 }
 
 impl Defaults {
-    /// Returns the defaults of a bundle.
+    /// Returns the defaults of a bundle. One whose head gives only the largest logits samples from those by default, or
+    /// is greedy if there is one.
     pub fn of(bundle: &Bundle, folder: &Path, speculation: usize) -> Self {
         let file = bundle.tokenizer.get("generation_config").map(|file| folder.join(file));
         let config = file.and_then(|file| input::read_file(&file, input::MOST_JSON).ok());
@@ -89,6 +90,8 @@ impl Defaults {
             repetition_penalty: number("repetition_penalty", 1.0),
             ..Sampling::default()
         };
+        let largest = bundle.largest_logits().filter(|_| !bundle.gives_logits());
+        let sampling = largest.map_or(sampling, |k| sampling.of_largest(k as usize));
         Defaults { sampling, speculation }
     }
 }

@@ -375,6 +375,7 @@ impl Service {
             }
             stops.extend(self.syntax.and_then(|syntax| tools.stop(syntax)).map(str::to_owned));
         }
+        request.check(&self.model, grammar.is_some())?;
         let calls = tools.zip(self.syntax);
         let mut shown = calls.map(|(_, syntax)| syntax.marks(&self.tokenizer)).unwrap_or_default();
         let mut reader = None;

@@ -3,6 +3,7 @@
 //! Neural Engine's additional effects are simulated (`simulation`).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -163,17 +164,21 @@ impl Traces {
                     vec![(format!("layer {layer}, experts {first}..{end}"), Some(layer))]
                 }
                 Stage::Head { first, end } => vec![(format!("head {first}..{end}"), None)],
+                Stage::Model { layers, rows } => {
+                    let layers = (0..layers).map(|layer| (format!("layer {layer}"), Some(layer)));
+                    layers.chain([(format!("head 0..{rows}"), None)]).collect()
+                }
             };
             for (name, layer) in groups {
                 let within = |values: &IndexMap<String, ValueRange>| -> IndexMap<String, ValueRange> {
                     let mine = |value: &str| match (layer, layer_of(value)) {
-                        (None, _) => true,
+                        (None, own) => own.is_none(),
                         (Some(layer), Some(own)) => layer == own,
                         // values outside layers (the last hidden state has the output's name) count for the last layer
                         (Some(layer), None) => match entry.stage {
                             Stage::Layers { end, .. } => layer + 1 == end,
                             Stage::FeedForward { layer: own } | Stage::Experts { layer: own, .. } => layer == own,
-                            Stage::Head { .. } => false,
+                            Stage::Head { .. } | Stage::Model { .. } => false,
                         },
                     };
                     let counts = |value: &str| mine(value) && !places.masked.contains(value);
@@ -196,7 +201,7 @@ impl Traces {
 
     /// Compares the logits of a piece of the head.
     fn head(&self, bundle: &Bundle, stage: &Stage) -> LogitMeasures {
-        let Stage::Head { first, end } = *stage else { return LogitMeasures::of(&[], &[], 1) };
+        let Some(Range { start: first, end }) = stage.head_rows() else { return LogitMeasures::of(&[], &[], 1) };
         let piece = |logits: &[f32]| -> Vec<f32> {
             let rows = logits.chunks_exact(bundle.model.head_rows() as usize);
             rows.flat_map(|row| &row[first as usize..end as usize]).copied().collect()
@@ -289,6 +294,7 @@ fn scale_for(largest: f32, thresholds: &NumericsThresholds) -> f32 {
 /// If a package can't be read or a function can't be run.
 pub fn residual_scale(bundle: &Bundle, folder: &Path, tokens: &[u32]) -> Result<f32> {
     let host = Arc::new(HostTables::open(bundle, folder)?);
+    let bundle = &bundle.with_logits();
     let log = Log::default();
     let backend = log.backend(PackageStore::of(bundle, folder), Precision::F32);
     let model = LoadedModel::new(bundle.clone(), folder, host, Box::new(backend))?;

@@ -3,6 +3,7 @@
 //! | module | holds |
 //! |---|---|
 //! | `logits` | comparison of logits: rows and tokens |
+//! | `largest` | heads that give the largest logits |
 //! | [`tokenization`] | tokenizer and chat template |
 //! | `texts` | all texts of a golden: positions and perplexity |
 //! | `labels` | token classifiers, in windows of every size |
@@ -10,6 +11,7 @@
 
 mod alone;
 mod labels;
+mod largest;
 mod logits;
 #[cfg(test)]
 mod tests;
@@ -26,7 +28,7 @@ use super::thresholds::ParityThresholds;
 use super::trial::not_run;
 use super::verdict::{Check, GateReport, Verdict};
 use anec_base::Result;
-use anec_runtime::{Chunking, ForwardOptions, Hidden, LoadedModel, TokenSession, sampling};
+use anec_runtime::{Chunking, ForwardOptions, Hidden, LoadedModel, TokenSession};
 
 /// Name of the gate.
 pub const GATE: &str = "parity";
@@ -107,6 +109,9 @@ struct Comparison<'a> {
 
 impl Comparison<'_> {
     fn all(&self, checks: &mut Vec<Check>) -> Result<()> {
+        if !self.candidate.model.gives_logits() {
+            return self.by_largest(checks);
+        }
         let mut called = self.start()?;
         let plans = chunkings(&called);
         // forced runs come first, so that the golden's text follows another one in its session
@@ -116,6 +121,9 @@ impl Comparison<'_> {
             checks.extend(self.vocabulary(&whole.logits));
             let mut session = self.start()?;
             self.functions(&whole, &session, checks);
+            self.attempt("largest logits", &mut session, checks, |session, checks| {
+                self.largest(&whole.plan, &whole.logits, session, checks)
+            })?;
             self.attempt("all texts", &mut session, checks, |_, checks| self.all_texts(&whole.logits, checks))?;
         }
         checks.extend(forced);
@@ -277,7 +285,7 @@ impl Comparison<'_> {
             return Ok(());
         };
         let text: Vec<u32> = prompt.iter().chain(&ids[..ids.len() - 1]).copied().collect();
-        let (width, length) = (self.golden.vocab_size, text.len() as u64);
+        let length = text.len() as u64;
         // the first token of the continuation is predicted by the last prompt token
         let before = prompt.len().saturating_sub(1);
         let begun = after.filter(|session| {
@@ -298,9 +306,9 @@ impl Comparison<'_> {
             None => self.candidate.model.start(length)?,
         };
         let position = session.position() as usize;
-        let logits = session.forward(&text[position..], &ForwardOptions::all(Chunking::Largest))?.logits;
-        let rows = logits.chunks_exact(width).skip(before - position);
-        let same: Vec<bool> = rows.zip(ids).map(|(row, id)| sampling::argmax(row) == *id).collect();
+        let ask = ForwardOptions { largest: !self.candidate.model.gives_logits(), ..ForwardOptions::default() };
+        let found = self.likeliest(&session.forward(&text[position..], &ask)?);
+        let same: Vec<bool> = found[before - position..].iter().zip(ids).map(|(found, id)| found == id).collect();
         let (count, agree) = (ids.len(), same.iter().take_while(|same| **same).count());
         let wrong = same.iter().filter(|same| !**same).count();
         let most = (((1.0 - self.thresholds.top1) * count as f64) as usize).max(1);

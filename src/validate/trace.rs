@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use super::watch::{Log, SeenRanges};
 use anec_base::Result;
-use anec_bundle::{Bundle, PortRole, Stage};
+use anec_bundle::{Bundle, PortRole};
 use anec_exec::Precision;
 use anec_mil::{Function, ValueId};
 use anec_runtime::classify::windows::Windows;
-use anec_runtime::{Chunking, ForwardOptions, Hidden, HostTables, LoadedModel, PackageStore, Positions, widened};
+use anec_runtime::{Chunking, ForwardOptions, Hidden, HostTables, LoadedModel, PackageStore, widened};
 
 /// Values of a function whose size needs interpretation.
 #[derive(Default)]
@@ -81,7 +81,7 @@ pub(super) struct WatchedPrograms {
 impl WatchedPrograms {
     pub(super) fn open(bundle: &Bundle, folder: &Path) -> Result<Self> {
         let host = Arc::new(HostTables::open(bundle, folder)?);
-        let bundle = widened(bundle, MAX_CALL_TOKENS);
+        let bundle = widened(&bundle.with_logits(), MAX_CALL_TOKENS);
         let store = PackageStore::beyond(&bundle, folder);
         Ok(WatchedPrograms { bundle, folder: folder.to_owned(), host, store })
     }
@@ -94,7 +94,7 @@ impl WatchedPrograms {
 
     /// Number of calls of the layers' functions for `count` tokens.
     pub(super) fn calls(&self, context: u64, count: usize) -> usize {
-        let layers = self.bundle.functions.iter().filter(|f| matches!(f.stage, Stage::Layers { .. }));
+        let layers = self.bundle.functions.iter().filter(|f| f.stage.whole_layers().is_some());
         let sizes = layers.filter(|f| f.context == context).map(|f| f.tokens.most() as usize);
         count.div_ceil(sizes.max().unwrap_or(1).max(1))
     }
@@ -119,18 +119,15 @@ pub(super) fn trace(model: &Arc<LoadedModel>, log: &Log, context: u64, tokens: &
         return Ok(Trace { seen: log.take(), hidden: answer.hidden, logits: answer.logits });
     }
     let mut session = model.start(context)?;
-    let ask = ForwardOptions {
-        logits: Positions::All,
-        hidden: Hidden::BetweenLayers,
-        chunking: every_function(model.bundle(), context),
-    };
+    let chunking = every_function(model.bundle(), context);
+    let ask = ForwardOptions { hidden: Hidden::BetweenLayers, ..ForwardOptions::all(chunking) };
     let answer = session.forward(tokens, &ask)?;
     Ok(Trace { seen: log.take(), hidden: answer.hidden, logits: answer.logits })
 }
 
 /// Calls that reach the functions of every number of tokens, large ones first.
 fn every_function(bundle: &Bundle, context: u64) -> Chunking {
-    let layers = bundle.functions.iter().filter(|f| matches!(f.stage, Stage::Layers { .. }) && f.context == context);
+    let layers = bundle.functions.iter().filter(|f| f.stage.whole_layers().is_some() && f.context == context);
     let mut sizes: Vec<u64> = layers.map(|entry| entry.tokens.most()).collect();
     sizes.sort_unstable_by(|a, b| b.cmp(a));
     sizes.dedup();

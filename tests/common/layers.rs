@@ -8,6 +8,7 @@ use anec::bundle::TokenCount;
 use anec::bundle::{PortRole, Stage};
 use anec::exec::{Tensor, TensorData};
 use anec::family::{FunctionGraph, FunctionRequest, LoweringOptions};
+use anec::manifest::HeadOutputs;
 use anec::source::{Ledger, Source};
 
 /// Slots of its caches.
@@ -31,8 +32,15 @@ pub fn layers(case: &str, form: LoweringOptions, tokens: TokenCount) -> Function
     let stage = Stage::Layers { first: 0, end: model.facts().num_layers };
     let (most_tokens, default_tokens) = (tokens.most(), tokens.least());
     let context = CONTEXT as u64;
-    let request =
-        FunctionRequest { name: "main".into(), stage, tokens, default_tokens, context, most_tokens, argmax: false };
+    let request = FunctionRequest {
+        name: "main".into(),
+        stage,
+        tokens,
+        default_tokens,
+        context,
+        most_tokens,
+        head: HeadOutputs::default(),
+    };
     model.build(&form, &request, &mut Fp16Literals).unwrap()
 }
 

@@ -169,7 +169,18 @@ pub fn combination(draw: &mut Draw, fixtures: &[Fixture]) -> Combination {
         let fixed = lengths.contains("fixed");
         set("kv_write", draw.one_of(if fixed { &["mask", "slice"][..] } else { &["mask"] }));
     }
-    set("shards.divide", draw.one_of(&["none", "none", "attention_mlp"]));
+    let divide = draw.one_of(&["none", "none", "attention_mlp"]);
+    set("shards.divide", divide);
     set("lm_head.split", draw.one_of(&["1", "2", "3"]));
+    set("lm_head.logits", "true");
+    match draw.below(3) {
+        0 => set("lm_head.argmax", "true"),
+        1 => set("lm_head.top_k", "3"),
+        _ => {}
+    }
+    let apart = divide != "none" || sets.iter().any(|set| ["experts=split", "experts=routed"].contains(&set.as_str()));
+    if !apart && draw.below(3) == 0 {
+        sets.push("lm_head.split=none".into());
+    }
     Combination { fixture, sets, sizes: sizes.to_vec(), least }
 }

@@ -50,7 +50,8 @@ class Text:
     def __init__(self, bundle, length):
         self.bundle = bundle
         self.context = min(context for context in bundle.model["contexts"] if context >= length)
-        self.layers = parts(bundle, "layers", lambda f: f["context"] == self.context)
+        of_context = lambda f: f["context"] == self.context
+        self.layers = parts(bundle, "layers", of_context) + parts(bundle, "model", of_context)
         self.networks = parts(bundle, "feed_forward")
         self.experts = parts(bundle, "experts")
         self.head = parts(bundle, "head")
@@ -69,7 +70,8 @@ class Text:
             for part in self.layers:
                 hidden = self.part(part, hidden, count, self.position, tokens[:count])
             self.position += count
-            rows.append(self.logits(hidden[:, :count]))
+            # where the head is in the function of the layers, it has given them already
+            rows.append(self.logits(hidden[:, :count]) if self.head else piece_of(self.carried, size)[:, :count].T)
             tokens = tokens[count:]
         return np.concatenate(rows)
 
@@ -201,14 +203,20 @@ class Text:
                 (port,) = function["inputs"]
                 shape = [size if extent == "T" else extent for extent in port["shape"]]
                 outputs = self.bundle.run(function, {port["name"]: columns.reshape(shape)}, {})
-                by_role = {port["role"]: outputs[port["name"]] for port in function["outputs"]}
-                piece = by_role["logits"].reshape(-1, size)
-                if "argmax" in by_role:
-                    assert np.array_equal(by_role["argmax"].reshape(size), piece.argmax(0))
-                pieces.append(piece)
+                pieces.append(piece_of({port["role"]: outputs[port["name"]] for port in function["outputs"]}, size))
             rows.append(np.concatenate(pieces)[:, :count].T)
             hidden = hidden[:, count:]
         return np.concatenate(rows)
+
+
+def piece_of(by_role, size):
+    """The logits of a piece of the head, a column for each token, with which the largest ones agree."""
+    piece = by_role["logits"].reshape(-1, size)
+    if "top_indices" in by_role:
+        indices = by_role["top_indices"].reshape(-1, size)
+        assert np.array_equal(indices, np.argsort(-piece, axis=0, kind="stable")[: len(indices)])
+        assert np.array_equal(by_role["top_values"].reshape(-1, size), np.take_along_axis(piece, indices, 0))
+    return piece
 
 
 def label(bundle, tokens, wish=None):

@@ -178,7 +178,7 @@ fn judge(manifest: &Manifest, model: &dyn FamilyModel, targets: &[ChipTarget<'_>
                 default_tokens: tokens,
                 context,
                 most_tokens: tokens,
-                argmax: manifest.lm_head.argmax,
+                head: manifest.lm_head.outputs(),
             };
             let function = Workload::of(model, &form, &manifest.quant, &request)?.function;
             judged.states = judged.states.max(function.states().count());

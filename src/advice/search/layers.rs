@@ -89,7 +89,7 @@ impl<'a> LayerTable<'a> {
                 default_tokens: tokens,
                 context,
                 most_tokens,
-                argmax: manifest.lm_head.argmax,
+                head: manifest.lm_head.outputs(),
             };
             Workload::of(model, &form, &manifest.quant, &request)
         };
@@ -341,7 +341,7 @@ impl<'a> LayerTable<'a> {
 fn state_bytes(model: &dyn FamilyModel, stage: &Stage, context: u64, most_tokens: u64) -> u64 {
     match stage {
         Stage::Layers { first, .. } => model.layer_state_bytes(*first, context, most_tokens),
-        Stage::FeedForward { .. } | Stage::Experts { .. } | Stage::Head { .. } => 0,
+        Stage::FeedForward { .. } | Stage::Experts { .. } | Stage::Head { .. } | Stage::Model { .. } => 0,
     }
 }
 

@@ -1,5 +1,7 @@
 //! Checks of single functions: ports fit the stage, and shapes fit the roles.
 
+use std::ops::Range;
+
 use super::duplicate;
 use crate::{Bundle, FunctionEntry, Port, PortRole, Stage, StatePort, StateRole};
 
@@ -59,6 +61,9 @@ fn part_problem(bundle: &Bundle, entry: &FunctionEntry) -> Option<String> {
         Stage::FeedForward { layer } => layer < layers,
         Stage::Experts { layer, first, end } => first < end && layer < layers,
         Stage::Head { first, end } => first < end && end <= bundle.model.head_rows() && bundle.model.has_head(),
+        Stage::Model { layers: own, rows } => {
+            own == layers && rows == bundle.model.head_rows() && bundle.model.has_head()
+        }
     };
     (!right).then(|| format!("the model has no {:?}", entry.stage))
 }
@@ -66,7 +71,7 @@ fn part_problem(bundle: &Bundle, entry: &FunctionEntry) -> Option<String> {
 fn context_problem(bundle: &Bundle, entry: &FunctionEntry) -> Option<String> {
     let longest = bundle.longest_context();
     let right = match entry.stage {
-        Stage::Layers { .. } => bundle.model.contexts.contains(&entry.context),
+        Stage::Layers { .. } | Stage::Model { .. } => bundle.model.contexts.contains(&entry.context),
         Stage::FeedForward { .. } | Stage::Experts { .. } | Stage::Head { .. } => entry.context == longest,
     };
     (!right).then(|| format!("its context is {}, the model's are {:?}", entry.context, bundle.model.contexts))
@@ -79,7 +84,7 @@ fn takes(stage: &Stage, role: &PortRole) -> bool {
         PortRole::ExpertInput | PortRole::ExpertShares => matches!(stage, Stage::Experts { .. }),
         PortRole::FeedForwardInput => matches!(stage, Stage::FeedForward { .. }),
         PortRole::RouterState | PortRole::PerLayerInput { .. } => {
-            matches!(stage, Stage::Layers { .. } | Stage::FeedForward { .. })
+            stage.whole_layers().is_some() || matches!(stage, Stage::FeedForward { .. })
         }
         PortRole::PreviousHidden
         | PortRole::PreviousDrafted
@@ -96,8 +101,8 @@ fn takes(stage: &Stage, role: &PortRole) -> bool {
         | PortRole::State { .. }
         | PortRole::Cache { .. }
         | PortRole::PastMask { .. }
-        | PortRole::CallMask { .. } => matches!(stage, Stage::Layers { .. }),
-        PortRole::CacheRows { .. } | PortRole::Logits | PortRole::Argmax => false,
+        | PortRole::CallMask { .. } => stage.whole_layers().is_some(),
+        PortRole::CacheRows { .. } | PortRole::Logits | PortRole::TopValues | PortRole::TopIndices => false,
     }
 }
 
@@ -112,8 +117,8 @@ fn gives(stage: &Stage, role: &PortRole) -> bool {
         | PortRole::ExpertInput
         | PortRole::ExpertShares
         | PortRole::State { .. }
-        | PortRole::CacheRows { .. } => matches!(stage, Stage::Layers { .. }),
-        PortRole::Logits | PortRole::Argmax => matches!(stage, Stage::Head { .. }),
+        | PortRole::CacheRows { .. } => stage.whole_layers().is_some(),
+        PortRole::Logits | PortRole::TopValues | PortRole::TopIndices => stage.head_rows().is_some(),
         PortRole::PreviousHidden
         | PortRole::PreviousDrafted
         | PortRole::PerLayerInput { .. }
@@ -170,23 +175,34 @@ fn fits(bundle: &Bundle, entry: &FunctionEntry, port: &Port, t: u64) -> bool {
         }
         PortRole::SliceBegin | PortRole::SliceEnd => shape == [4],
         PortRole::State { .. } => shape.len() == 4 && shape == port.shape_at(0),
-        PortRole::Logits => match entry.stage {
-            Stage::Head { first, end } => columns(end.saturating_sub(first)),
-            Stage::Layers { .. } | Stage::FeedForward { .. } | Stage::Experts { .. } => false,
-        },
-        PortRole::Argmax => columns(1),
+        PortRole::Logits => entry.stage.head_rows().is_some_and(|rows| columns(rows.end.saturating_sub(rows.start))),
+        // as many as asked for, or all of a smaller part
+        PortRole::TopValues | PortRole::TopIndices => {
+            let rows = entry.stage.head_rows().map_or(0, |rows| rows.end.saturating_sub(rows.start));
+            let k = entry.largest_logits().or_else(|| shape.get(1).copied()).unwrap_or(0);
+            let all = bundle.largest_logits().unwrap_or(k);
+            (1..=rows).contains(&k) && k == all.min(rows) && columns(k)
+        }
     }
 }
 
-/// A function has one input of hidden states and one result.
+/// A function has one input of hidden states and one result: hidden states, or logits, of which the largest may stand
+/// in for all.
 fn result_problem(entry: &FunctionEntry) -> Option<String> {
     let count = |ports: &[Port], role: PortRole| ports.iter().filter(|port| port.role == role).count();
-    let result = match entry.stage {
-        Stage::Layers { .. } | Stage::FeedForward { .. } | Stage::Experts { .. } => PortRole::Hidden,
-        Stage::Head { .. } => PortRole::Logits,
+    let [logits, values, indices] =
+        [PortRole::Logits, PortRole::TopValues, PortRole::TopIndices].map(|role| count(&entry.outputs, role));
+    let of_head = if logits == 0 { values.min(indices) } else { logits };
+    let hidden_results = count(&entry.outputs, PortRole::Hidden);
+    let results = match entry.stage {
+        Stage::Layers { .. } | Stage::FeedForward { .. } | Stage::Experts { .. } => hidden_results,
+        Stage::Head { .. } => of_head,
+        // one of each
+        Stage::Model { .. } if hidden_results == 1 => of_head,
+        Stage::Model { .. } => hidden_results,
     };
-    let (hidden, results) = (count(&entry.inputs, PortRole::Hidden), count(&entry.outputs, result));
-    if hidden != 1 || results != 1 {
+    let hidden = count(&entry.inputs, PortRole::Hidden);
+    if hidden != 1 || results != 1 || values > 1 || indices > 1 {
         return Some(format!("it has {hidden} inputs of hidden states and {results} results, expected one each"));
     }
     let [input, shares] = [PortRole::ExpertInput, PortRole::ExpertShares].map(|role| {
@@ -271,7 +287,7 @@ fn state_problem(entry: &FunctionEntry, state: &StatePort) -> Option<String> {
 
 /// A state must belong to the function's layers and contain something.
 fn place_problem(entry: &FunctionEntry, state: &StatePort) -> Option<String> {
-    let Stage::Layers { first, end } = entry.stage else {
+    let Some(Range { start: first, end }) = entry.stage.whole_layers() else {
         return Some(format!("it has a state `{}`, which only layers have", state.name));
     };
     if let Some(layer) = state.role.layers().iter().find(|layer| !(first..end).contains(*layer)) {
@@ -292,10 +308,8 @@ fn place_problem(entry: &FunctionEntry, state: &StatePort) -> Option<String> {
 
 /// Probes must name inner layers of the function, each once.
 fn probe_problem(entry: &FunctionEntry) -> Option<String> {
-    let inner = match entry.stage {
-        Stage::Layers { first, end } => first..end.saturating_sub(1),
-        Stage::FeedForward { .. } | Stage::Experts { .. } | Stage::Head { .. } => 0..0,
-    };
+    let layers = entry.stage.whole_layers().unwrap_or(0..0);
+    let inner = layers.start..layers.end.saturating_sub(1);
     let layers: Vec<usize> = entry.probes.iter().map(|probe| probe.layer).collect();
     let layer = layers.iter().copied().find(|layer| !inner.contains(layer)).or_else(|| duplicate(&layers))?;
     Some(format!("it says where the hidden states of layer {layer} are, which isn't inside it, or twice"))

@@ -2,13 +2,13 @@
 
 use anec_bundle::{Stage, TokenCount};
 use anec_family::FunctionRequest;
-use anec_manifest::Lengths;
+use anec_manifest::{HeadOutputs, Lengths};
 
 /// Functions of packages.
 pub(super) struct Functions<'a> {
     pub lengths: &'a Lengths,
     pub contexts: &'a [u64],
-    pub argmax: bool,
+    pub head: HeadOutputs,
     /// Most calls have as many tokens as a function takes.
     pub whole_texts: bool,
     /// Whether caches have a slot for every token of the context, in layers with a window, too.
@@ -41,8 +41,7 @@ impl Functions<'_> {
     /// experts and the LM head don't depend on the context; their functions name the largest one.
     pub fn of(&self, stage: &Stage) -> Vec<FunctionRequest> {
         let largest = self.contexts.last().copied().unwrap_or(1);
-        let head = matches!(stage, Stage::Head { .. });
-        let sees_context = matches!(stage, Stage::Layers { .. });
+        let sees_context = stage.whole_layers().is_some();
         let contexts = if sees_context { self.contexts } else { std::slice::from_ref(&largest) };
         let tokens: Vec<TokenCount> = match self.lengths {
             Lengths::Range([lower, upper]) => vec![TokenCount::Range(*lower, *upper)],
@@ -59,7 +58,6 @@ impl Functions<'_> {
             TokenCount::Fixed(t) => format!("context_{context}_tokens_{t}"),
             TokenCount::Range(..) => format!("context_{context}"),
         };
-        let argmax = self.argmax && head;
         contexts
             .iter()
             .flat_map(|context| tokens.iter().map(move |tokens| (*context, *tokens)))
@@ -71,7 +69,7 @@ impl Functions<'_> {
                 default_tokens: if self.whole_texts { tokens.most() } else { tokens.least() },
                 context,
                 most_tokens: self.most_cached(context),
-                argmax,
+                head: self.head,
             })
             .collect()
     }

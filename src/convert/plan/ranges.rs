@@ -81,6 +81,7 @@ pub(super) fn head_pieces(
             return Err(ConvertError::TooManyPieces { pieces, rows }.into());
         }
         HeadSplit::Pieces(pieces) => return Ok(divide(rows, pieces)),
+        HeadSplit::None => 1,
         HeadSplit::Auto => {
             let fits = |pieces: u64| -> Result<bool> {
                 let largest = divide(rows, pieces).into_iter().map(|r| r.end - r.start).max().unwrap_or(rows);

@@ -37,7 +37,7 @@ pub(super) struct Head {
 
 impl Head {
     /// Builds the function that computes the logits of labels `rows`.
-    pub(super) fn function(&self, g: &mut Graph<'_>, width: u64, rows: Range<u64>, argmax: bool) -> Result<Ports> {
+    pub(super) fn function(&self, g: &mut Graph<'_>, width: u64, rows: Range<u64>) -> Result<Ports> {
         let mut ports = Ports::default();
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(width));
         let dense = linear(g, hidden, &self.dense);
@@ -54,10 +54,6 @@ impl Head {
         let output = Linear { name, role: *role, weight: weight.slice(rows)?, bias };
         let logits = linear(g, thought, &output);
         ports.output(g, "logits", PortRole::Logits, logits);
-        if argmax {
-            let index = g.ops.reduce_argmax(logits, 1, true);
-            ports.output(g, "argmax", PortRole::Argmax, index);
-        }
         Ok(ports)
     }
 

@@ -111,15 +111,21 @@ impl FunctionBuilder {
         self.op::<OpInput>("reduce_argmax", "reduce_argmax", arguments)
     }
 
-    /// Indices of the `count` largest values along an axis in descending order, int32.
-    pub fn top_indices(&mut self, x: ValueId, count: u64, axis: i32) -> ValueId {
+    /// The `count` largest values along an axis in descending order, and their indices in int32.
+    pub fn top(&mut self, x: ValueId, count: u64, axis: i32) -> [ValueId; 2] {
         let (count, axis) = (Constant::int32(count as i32), Constant::int32(axis));
         let outputs = self.op_with_outputs::<OpInput>(
             "topk",
             "topk",
             [("x", x.into()), ("k", count.into()), ("axis", axis.into())],
         );
-        outputs.last().copied().unwrap_or(x)
+        let [first, last] = [outputs.first(), outputs.last()].map(|value| value.copied().unwrap_or(x));
+        [first, last]
+    }
+
+    /// Indices of the `count` largest values along an axis in descending order, int32.
+    pub fn top_indices(&mut self, x: ValueId, count: u64, axis: i32) -> ValueId {
+        self.top(x, count, axis)[1]
     }
 
     /// Conversion to fp16; a bool becomes 0 or 1.

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use crate::encoded_text::EncodedText;
 use crate::error::RuntimeError;
 use crate::forward::{ForwardOutput, Hidden};
+use crate::head::HeadRows;
 use crate::hidden::{Columns, HiddenFrame, Record};
 use crate::host::TokenRun;
 use crate::inputs::InputBuilder;
@@ -109,7 +110,7 @@ impl Windows {
         self.finish(&mut logits)?;
         let (facts, frame) = (&self.model.bundle().model, HiddenFrame::of(&self.model));
         let hidden = self.record.map_or_else(|| Ok(Vec::new()), |record| record.finish(tokens.len(), facts, &frame))?;
-        Ok(ForwardOutput { logits, hidden })
+        Ok(ForwardOutput { logits, hidden, ..ForwardOutput::default() })
     }
 
     /// Adds tokens and appends the logits that are certain by now: one row of labels per token.
@@ -176,7 +177,11 @@ impl Windows {
             let columns = Columns::of_rows(&last, self.width());
             match self.headless {
                 true => logits.extend(HiddenFrame::of(&model).leave(&last)),
-                false => self.session.head(&model, &route, &columns, logits)?,
+                false => {
+                    let count = columns.count;
+                    let mut rows = HeadRows::Logits(logits);
+                    self.session.head(&model, &route, &columns.into(), 0..count, &mut rows)?;
+                }
             }
         }
         Ok(())

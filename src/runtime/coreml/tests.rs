@@ -185,7 +185,7 @@ fn a_copied_text_goes_its_own_way() {
 
 #[test]
 fn ports_have_the_element_types_of_the_packages() {
-    let (_room, folder) = demo(&["lengths={fixed: [1, 4]}", "lm_head.argmax=true"]);
+    let (_room, folder) = demo(&["lengths={fixed: [1, 4]}", "lm_head={argmax: true, logits: true}"]);
     let bundle = Bundle::read(&folder).unwrap();
     let mut seen = std::collections::BTreeSet::new();
     for entry in &bundle.functions {
@@ -203,7 +203,7 @@ fn ports_have_the_element_types_of_the_packages() {
             seen.insert(port.name.clone());
         }
     }
-    for name in ["cache_begin", "cache_end", "argmax", "logits", "hidden", "attn_mask", "rope_cos"] {
+    for name in ["cache_begin", "cache_end", "top_indices", "top_values", "logits", "hidden", "attn_mask", "rope_cos"] {
         assert!(seen.contains(name), "{name}");
     }
 }

@@ -2,12 +2,13 @@
 
 use super::TokenSession;
 use crate::error::RuntimeError;
-use crate::forward::{Chunking, Hidden};
+use crate::forward::{Chunking, ForwardOutput, Hidden};
+use crate::head::HeadRows;
 use crate::hidden::{Columns, HiddenFrame, Record};
 use crate::inputs::InputBuilder;
 use crate::plan::Step;
 use anec_base::Result;
-use anec_bundle::PortRole;
+use anec_bundle::{FILE_NAME, PortRole};
 
 impl TokenSession {
     /// Runs one part of the layers on given hidden states `[tokens, hidden_size]`, row-major, instead of the output of
@@ -68,8 +69,13 @@ impl TokenSession {
         let model = self.model.clone();
         let route = &model.plan.routes[self.route];
         let given = Columns::of_rows(&HiddenFrame::of(&model).enter(hidden), model.bundle.model.hidden_size as usize);
-        let mut logits = Vec::new();
-        self.head(&model, route, &given, &mut logits)?;
-        Ok(logits)
+        if route.head.is_empty() {
+            let problem = "its LM head is in the function of the layers and doesn't run alone";
+            return Err(RuntimeError::bundle(model.folder.join(FILE_NAME), problem).into());
+        }
+        let mut output = ForwardOutput::default();
+        let count = given.count;
+        self.head(&model, route, &given.into(), 0..count, &mut HeadRows::of(&model, false, &mut output)?)?;
+        Ok(output.logits)
     }
 }

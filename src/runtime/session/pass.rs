@@ -2,7 +2,8 @@
 
 use super::{PreviousHidden, PreviousRows, TokenSession};
 use crate::error::RuntimeError;
-use crate::forward::{ForwardOptions, ForwardOutput, Hidden};
+use crate::forward::{ForwardOptions, ForwardOutput, Hidden, Positions};
+use crate::head::HeadRows;
 use crate::hidden::{HiddenFrame, Record};
 use anec_base::Result;
 
@@ -47,8 +48,10 @@ impl TokenSession {
     /// Returns any error of [`forward`](TokenSession::forward).
     pub fn forward_into(&mut self, tokens: &[u32], ask: &ForwardOptions, output: &mut ForwardOutput) -> Result<()> {
         let mut pass = self.begin(tokens, ask)?;
-        pass.answer.logits = std::mem::take(&mut output.logits);
+        (pass.answer.logits, pass.answer.tokens) =
+            (std::mem::take(&mut output.logits), std::mem::take(&mut output.tokens));
         pass.answer.logits.clear();
+        pass.answer.tokens.clear();
         while self.advance(&mut pass)? {}
         *output = self.finish(pass)?;
         Ok(())
@@ -83,12 +86,16 @@ impl TokenSession {
         if end > self.limit {
             return Err(RuntimeError::ContextFull { tokens: end, context: self.limit }.into());
         }
+        let mut answer = ForwardOutput::default();
+        if ask.logits != Positions::None {
+            HeadRows::of(&self.model, ask.largest, &mut answer)?;
+        }
         if self.poisoned {
             self.restore(self.tokens.len())?;
         }
         self.make_room(end)?;
         let record = (ask.hidden != Hidden::No).then(|| Record::new(&self.model.bundle, self.route(), ask.hidden));
-        Ok(ForwardPass { tokens, ask, record, answer: ForwardOutput::default(), done: 0, turn: 0 })
+        Ok(ForwardPass { tokens, ask, record, answer, done: 0, turn: 0 })
     }
 
     /// Computes the next call of a pass begun with this session; returns false if none is left.
@@ -107,14 +114,14 @@ impl TokenSession {
         let (now, later) = rest.split_at(chunk.real as usize);
         // states written by position can be written again
         self.poisoned = !model.rewindable;
-        let hidden = self.layers(&model, route, now, chunk, pass.record.as_mut())?;
+        let left = self.layers(&model, route, now, chunk, pass.record.as_mut())?;
         self.poisoned = false;
         self.tokens.extend(now);
         let real = chunk.real as usize;
         let wanted = pass.ask.logits.of_call(real, later.is_empty());
         if !wanted.is_empty() {
-            let hidden = hidden.range(wanted.clone(), wanted.len());
-            self.head(&model, route, &hidden, &mut pass.answer.logits)?;
+            let mut rows = HeadRows::of(&model, pass.ask.largest, &mut pass.answer)?;
+            self.head(&model, route, &left, wanted, &mut rows)?;
         }
         pass.done += real;
         pass.turn += 1;

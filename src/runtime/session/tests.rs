@@ -1,5 +1,5 @@
 use super::super::fake::{self, FakeFailure, FakeOptions};
-use super::super::forward::{Chunking, Hidden, Positions};
+use super::super::forward::{Chunking, Hidden};
 use super::super::plan::CallPlan;
 use super::*;
 use anec_bundle::{Stage, TokenCount};
@@ -14,7 +14,7 @@ fn fixed(sizes: &[u64]) -> Vec<TokenCount> {
 fn assert_same_as_reference(form: &FakeOptions, tokens: &[u32], chunking: Chunking) {
     let (model, _) = fake::model(form);
     let mut session = model.start(tokens.len() as u64).unwrap();
-    let ask = ForwardOptions { logits: Positions::All, hidden: Hidden::BetweenLayers, chunking };
+    let ask = ForwardOptions { hidden: Hidden::BetweenLayers, ..ForwardOptions::all(chunking) };
     let (hidden, logits) = fake::reference(tokens, tokens.len() as u64);
     for _ in 0..2 {
         let answer = session.forward(tokens, &ask).unwrap();

@@ -28,7 +28,7 @@ fn greedy(prompt: &[u32], count: usize) -> Greedy {
     let length = (prompt.len() + count).saturating_sub(1) as u64;
     for _ in 0..count {
         let (_, logits) = fake::reference(&text, length);
-        text.push(sampling::argmax(&logits[logits.len() - fake::VOCAB..]));
+        text.push(anec_runtime::sampling::argmax(&logits[logits.len() - fake::VOCAB..]));
     }
     Greedy { prompt: prompt.to_vec(), ids: text.split_off(prompt.len()) }
 }

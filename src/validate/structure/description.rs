@@ -50,6 +50,7 @@ fn place(stage: &Stage) -> [u64; 4] {
         Stage::FeedForward { layer } => [0, layer as u64, 1, 0],
         Stage::Experts { layer, first, .. } => [0, layer as u64, 2, first],
         Stage::Head { first, .. } => [1, first, 0, 0],
+        Stage::Model { .. } => [0, 0, 0, 0],
     }
 }
 
@@ -73,10 +74,7 @@ fn states(bundle: &Bundle) -> Vec<String> {
                 problems.push(format!("{}, function `{}`, `{}`: {problem}", entry.package, entry.function, state.name));
             };
             let layers = layers(&state.role);
-            let inside = |layer: &usize| match entry.stage {
-                Stage::Layers { first, end } => (first..end).contains(layer),
-                _ => false,
-            };
+            let inside = |layer: &usize| entry.stage.whole_layers().is_some_and(|own| own.contains(layer));
             if let Some(layer) = layers.iter().find(|layer| !inside(layer)) {
                 add(format!("it is of layer {layer}, which the function doesn't have"));
             }
