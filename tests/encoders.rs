@@ -5,7 +5,7 @@
 mod gguf;
 
 use crate::common::http::Server;
-use crate::common::{client, folder};
+use crate::common::{client, folder, model};
 use anec_testing as testing;
 
 use std::collections::BTreeMap;
@@ -262,6 +262,50 @@ fn texts_become_files_of_vectors() {
     assert_eq!((code, error.contains("64 learned positions, too few for a context of 65")), (2, true), "{error}");
 }
 
+/// Prompts, lower case, limits and the pooling of prompts, as sentence-transformers does it.
+#[test]
+fn texts_are_prepared_as_sentence_transformers_does() {
+    for (settings, cut) in [("skipped", true), ("kept", true), ("bare", true)] {
+        let room = tempfile::tempdir().unwrap();
+        let (source, out) = (room.path().join("source"), room.path().join("b"));
+        model::copy(&fixture("bert-mean"), &source);
+        model::copy(&fixture("preparation").join(settings), &source);
+        let model = convert(&source, &out, &["name=m"]);
+        let (embedder, tokenizer) =
+            (Embedder::new(&model, None).unwrap(), Tokenizer::of(model.bundle(), &out).unwrap());
+        let golden: Json =
+            serde_json::from_str(&std::fs::read_to_string(source.join("vectors.json")).unwrap()).unwrap();
+        let server = Server::start(&out, &[]);
+        let mut cuts = 0;
+        for case in golden["cases"].as_array().unwrap() {
+            let (text, prompt) = (case["text"].as_str().unwrap(), case["prompt"].as_str());
+            let expected: Vec<f32> = serde_json::from_value(case["vector"].clone()).unwrap();
+            let prepared = embedder.prepare(&tokenizer, text, prompt, true).unwrap();
+            let found = embedder.embed_prepared(&prepared).unwrap();
+            // a text that is cut within its prompt has nothing left to pool
+            let length = expected.iter().map(|value| value * value).sum::<f32>().sqrt();
+            let near = if length == 0.0 {
+                found.iter().all(|value| *value == 0.0)
+            } else {
+                cosine(&found, &expected) > 0.999_99
+            };
+            assert!(near && largest_difference(&found, &expected) < 2e-3, "{settings} {case}: {found:?}");
+            cuts += usize::from(prepared.cut > 0);
+            let answer = server.post("/v1/embeddings", &json!({"input": text, "prompt_name": prompt})).json();
+            let served: Vec<f32> = serde_json::from_value(answer["data"][0]["embedding"].clone()).unwrap();
+            assert!(largest_difference(&found, &served) < 1e-6, "{settings} {case}: {answer}");
+            assert_eq!(answer["anec"]["truncated"] == json!([0]), prepared.cut > 0, "{answer}");
+            if prepared.cut > 0 {
+                let whole = json!({"input": text, "prompt_name": prompt, "truncate": false});
+                assert_eq!(server.post("/v1/embeddings", &whole).json()["error"]["code"], "context_length_exceeded");
+            }
+        }
+        assert_eq!(cuts > 0, cut, "{settings}");
+        let answer = server.post("/v1/embeddings", &json!({"input": "sea", "prompt_name": "other"})).json();
+        assert_eq!(answer["error"]["param"], "prompt_name", "{answer}");
+    }
+}
+
 /// The gates that need no golden, and the golden that anec makes itself, pass.
 #[test]
 fn bundles_pass_the_gates() {
@@ -305,7 +349,7 @@ fn the_server_gives_vectors_to_the_official_client() {
     let answer = floats(json!({"model": "minilm", "input": ["the sea", "sea"]}));
     assert_eq!(answer["usage"]["prompt_tokens"], 7);
     assert_eq!(answer["data"][1]["embedding"].as_array().unwrap().len(), 24);
-    let long = floats(json!({"input": "sea ".repeat(63)}));
+    let long = floats(json!({"input": "sea ".repeat(63), "truncate": false}));
     assert_eq!((&long["error"]["code"], &long["error"]["param"]), (&json!("context_length_exceeded"), &json!("input")));
     assert_eq!(floats(json!({"input": "sea", "dimensions": 8}))["error"]["param"], "dimensions");
     assert!(floats(json!({"input": []}))["error"]["message"].as_str().unwrap().contains("no texts"));

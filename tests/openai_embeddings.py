@@ -26,9 +26,11 @@ both = vectors(["the sea", "is singing"], encoding_format="float")
 # the client asks for base64 where nothing is said, and decodes it
 assert both[0] == one and len(both) == 2 and cosine(*both) < 0.999
 assert vectors([["the", "sea"][0], "the sea"])[1] == one
+# the end of a text that is too long is cut off
+assert vectors("word " * 5000) == vectors("word " * 6000)
 tokens = vectors([5, 6, 7])
 assert len(tokens) == 1 and vectors([[5, 6, 7], [8]])[0] == tokens[0]
-for wrong in ([], "", ["a", ""], [10**6], "word " * 5000):
+for wrong in ([], "", ["a", ""], [10**6]):
     try:
         refused = None if wrong == "" or wrong == ["a", ""] else vectors(wrong)
     except openai.BadRequestError as error:

@@ -236,6 +236,6 @@ fn a_model_of_vectors_embeds() {
     assert_eq!(one["embedding"], answer["embeddings"][1]);
     let shown = server.post("/api/show", &json!({"model": "minilm"})).json();
     assert_eq!(shown["capabilities"], json!(["embedding"]));
-    assert!(refusal(&server, "/api/embed", &json!({"input": "sea ".repeat(63)})).contains("tokens"));
+    assert!(refusal(&server, "/api/embed", &json!({"input": "sea ".repeat(63), "truncate": false})).contains("tokens"));
     assert_eq!(server.post("/api/chat", &json!({"messages": user("Hi")})).status, 400);
 }

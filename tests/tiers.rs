@@ -188,7 +188,7 @@ fn files_of_a_crate_do_not_import_each_other_in_circles() {
     assert!(circles.is_empty(), "{circles:#?}");
 }
 
-/// Names that a `use` item brings, with the module that holds them: `error::{A, b::C}` gives (`error`, `A`), (`error`, `b`).
+/// Names that a `use` item brings, with their module: `error::{A, b::C}` gives (`error`, `A`) and (`error`, `b::C`).
 fn exported(item: &str) -> Vec<(String, String)> {
     let Some((module, names)) = item.split_once("::") else { return Vec::new() };
     let names = names.trim_start_matches('{').trim_end_matches('}').split(',');

@@ -229,7 +229,7 @@ impl AnecModel {
         let embedder = Embedder::new(self.loaded(), None)?;
         let tokenizer = self.tokenizer()?;
         let vector = |text: &String| -> anec::base::Result<Vec<f32>> {
-            embedder.embed(&tokenizer.encode_whole(text, None, true)?)
+            embedder.embed_prepared(&embedder.prepare(&tokenizer, text, None, true)?)
         };
         Ok(texts.iter().map(vector).collect::<anec::base::Result<_>>()?)
     }

@@ -1,5 +1,7 @@
 //! Properties of the model that a runtime needs.
 
+use std::collections::BTreeMap;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -116,6 +118,24 @@ pub enum Pooling {
     Last,
 }
 
+impl TextEmbedding {
+    /// Returns an embedding without projections, normalization and preparation of texts.
+    pub fn new(bidirectional: bool, pooling: Pooling) -> Self {
+        TextEmbedding {
+            bidirectional,
+            pooling,
+            projections: Vec::new(),
+            normalize: false,
+            prompts: BTreeMap::new(),
+            default_prompt: None,
+            skips_prompt: false,
+            lowercase: false,
+            max_tokens: None,
+            dimensions: None,
+        }
+    }
+}
+
 /// How a text becomes a vector: its final hidden states are pooled, projected, and divided by their length.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TextEmbedding {
@@ -128,6 +148,24 @@ pub struct TextEmbedding {
     pub projections: Vec<Projection>,
     /// Whether the vector is divided by its Euclidean length.
     pub normalize: bool,
+    /// Texts that stand before the input, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub prompts: BTreeMap<String, String>,
+    /// Name of the prompt that is used if a request names none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default_prompt: Option<String>,
+    /// Whether a mean leaves out the tokens of the prompt.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub skips_prompt: bool,
+    /// Whether texts are made lower case before they are tokenized.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lowercase: bool,
+    /// Maximum number of tokens of a text, special ones included; the end of a longer text is cut off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<u64>,
+    /// Number of elements of the vector that are kept, if not all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dimensions: Option<u64>,
 }
 
 /// `activation(W x + b)`, computed by the host in f32.

@@ -10,7 +10,7 @@ use super::{print, print_json};
 use anec::base::Result;
 use anec::bundle::Pooling;
 use anec::convert::files;
-use anec::runtime::encode::Embedder;
+use anec::runtime::encode::{Embedder, PreparedText};
 use anec::runtime::{EncodedText, Tokenizer};
 use anec::validate::TensorFile;
 
@@ -25,6 +25,9 @@ pub struct EmbedArgs {
     runner: Runner,
     #[command(flatten)]
     texts: Texts,
+    /// Prompt of the model that stands before each text [default: the model's default prompt, if it has one]
+    #[arg(long, value_name = "NAME", conflicts_with = "ids")]
+    prompt_name: Option<String>,
     /// Pooling of the hidden states [default: the bundle's]
     #[arg(long, value_enum, value_name = "NAME")]
     pooling: Option<PoolingName>,
@@ -85,13 +88,19 @@ impl EmbedArgs {
     pub(super) fn run(self) -> Result<u8> {
         let model = self.runner.load()?;
         let embedder = Embedder::new(&model, self.pooling.and_then(PoolingName::pooling))?;
-        let texts: Vec<EncodedText> = if self.texts.prompt.is_empty() {
-            self.texts.ids.into_iter().map(|TokenList(ids)| ids.into()).collect()
+        let texts: Vec<PreparedText> = if self.texts.prompt.is_empty() {
+            self.texts.ids.into_iter().map(|TokenList(ids)| EncodedText::from(ids).into()).collect()
         } else {
             let tokenizer = Tokenizer::of(model.bundle(), model.folder())?;
-            let encoded = |text: &String| tokenizer.encode_whole(text, None, true);
-            self.texts.prompt.iter().map(encoded).collect::<Result<_, _>>()?
+            let name = self.prompt_name.as_deref();
+            let prepared = |text: &String| embedder.prepare(&tokenizer, text, name, true);
+            self.texts.prompt.iter().map(prepared).collect::<Result<_, _>>()?
         };
+        if let Some(text) = texts.iter().find(|text| text.cut > 0) {
+            let cut = texts.iter().filter(|text| text.cut > 0).count();
+            let (texts, tokens) = (texts.len(), text.tokens.ids.len());
+            eprintln!("note: {cut} of {texts} texts were cut off after {tokens} tokens, as the model takes no more");
+        }
         let about = [
             ("bundle", model.bundle().name.clone()),
             ("precision", self.runner.precision()),
@@ -102,11 +111,11 @@ impl EmbedArgs {
             let width = model.bundle().model.hidden_size as usize;
             for (index, text) in texts.iter().enumerate() {
                 let name = if texts.len() == 1 { "hidden".to_owned() } else { format!("hidden.{index}") };
-                file.matrix(&name, width, &embedder.states(text)?);
+                file.matrix(&name, width, &embedder.states(&text.tokens)?);
             }
             width
         } else {
-            let vectors = texts.iter().map(|text| embedder.embed(text)).collect::<Result<Vec<_>>>()?;
+            let vectors = texts.iter().map(|text| embedder.embed_prepared(text)).collect::<Result<Vec<_>>>()?;
             match vectors.as_slice() {
                 [one] => file.vector("embedding", one),
                 several => file.matrix("embedding", embedder.dimension(), &several.concat()),
@@ -114,7 +123,7 @@ impl EmbedArgs {
             embedder.dimension()
         };
         let written = files::write(&self.out, &file.to_bytes())?;
-        let tokens: Vec<usize> = texts.iter().map(|text| text.ids.len()).collect();
+        let tokens: Vec<usize> = texts.iter().map(|text| text.tokens.ids.len()).collect();
         if self.json {
             let mut about: serde_json::Map<_, _> =
                 about.into_iter().map(|(key, value)| (key.to_owned(), json!(value))).collect();

@@ -294,15 +294,23 @@ fn task(facts: &FamilyFacts, plan: &ConvertPlan, manifest: &Manifest, source: &S
         }
         Purpose::TextEmbedding { bidirectional, pooling } => {
             let modules = source.sentence_transformers()?;
+            let pooling = modules.as_ref().map_or(pooling, |modules| match modules.pooling {
+                PoolingMode::Mean => Pooling::Mean,
+                PoolingMode::Cls => Pooling::Cls,
+                PoolingMode::Last => Pooling::Last,
+            });
+            let normalize = modules.as_ref().is_some_and(|modules| modules.normalize);
+            let texts = modules.map(|modules| modules.texts).unwrap_or_default();
             Task::TextEmbedding(TextEmbedding {
-                bidirectional,
-                pooling: modules.as_ref().map_or(pooling, |modules| match modules.pooling {
-                    PoolingMode::Mean => Pooling::Mean,
-                    PoolingMode::Cls => Pooling::Cls,
-                    PoolingMode::Last => Pooling::Last,
-                }),
                 projections: host::projections(&projections(source)?),
-                normalize: modules.is_some_and(|modules| modules.normalize),
+                normalize,
+                prompts: texts.prompts,
+                default_prompt: texts.default_prompt,
+                skips_prompt: texts.skips_prompt,
+                lowercase: texts.lowercase,
+                max_tokens: texts.max_tokens,
+                dimensions: texts.dimensions,
+                ..TextEmbedding::new(bidirectional, pooling)
             })
         }
         Purpose::SequenceClassification(classification) => Task::SequenceClassification(classification),

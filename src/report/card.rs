@@ -261,8 +261,7 @@ mod tests {
             let labels = (0..count).map(|label| label.to_string()).collect();
             Task::SequenceClassification(SequenceClassification { labels, pooling: Pooling::Cls })
         };
-        let embedding =
-            TextEmbedding { bidirectional: true, pooling: Pooling::Mean, projections: Vec::new(), normalize: true };
+        let embedding = TextEmbedding { normalize: true, ..TextEmbedding::new(true, Pooling::Mean) };
         for (task, name, command) in [
             (Task::TextGeneration, "text-generation", "anec run hf:o/m --prompt"),
             (Task::TextEmbedding(embedding), "sentence-similarity", "anec embed hf:o/m --text"),

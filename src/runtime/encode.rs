@@ -13,15 +13,32 @@ use super::error::RuntimeError;
 use super::forward::{Chunking, ForwardOptions};
 use super::host::HostProduct;
 use super::model::LoadedModel;
+use super::tokenizer::Tokenizer;
 use anec_base::Result;
-use anec_bundle::{Pooling, ProjectionActivation};
+use anec_bundle::{Pooling, ProjectionActivation, TextEmbedding};
 use ndarray::ArrayView1;
+
+/// Text that is ready to become a vector.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PreparedText {
+    /// Tokens, with those of the prompt.
+    pub tokens: EncodedText,
+    /// Number of first tokens that a mean leaves out.
+    pub skipped: usize,
+    /// Number of tokens that were cut off at the end.
+    pub cut: usize,
+}
+
+impl From<EncodedText> for PreparedText {
+    fn from(tokens: EncodedText) -> Self {
+        PreparedText { tokens, ..PreparedText::default() }
+    }
+}
 
 /// Computes embeddings of texts.
 pub struct Embedder {
     model: Arc<LoadedModel>,
-    pooling: Pooling,
-    normalize: bool,
+    settings: TextEmbedding,
     projections: Vec<HostProduct>,
 }
 
@@ -36,8 +53,7 @@ impl Embedder {
         };
         Ok(Embedder {
             model: model.clone(),
-            pooling: pooling.unwrap_or(facts.pooling),
-            normalize: facts.normalize,
+            settings: TextEmbedding { pooling: pooling.unwrap_or(facts.pooling), ..facts.clone() },
             projections: model.host().projections(),
         })
     }
@@ -50,7 +66,8 @@ impl Embedder {
     /// Returns the number of elements of an embedding.
     pub fn dimension(&self) -> usize {
         let hidden_size = self.model.bundle().model.hidden_size as usize;
-        self.projections.last().map_or(hidden_size, |projection| projection.weight.nrows())
+        let all = self.projections.last().map_or(hidden_size, |projection| projection.weight.nrows());
+        self.settings.dimensions.map_or(all, |kept| all.min(kept as usize))
     }
 
     /// Returns the final hidden states of a text, `[tokens, hidden_size]`.
@@ -61,22 +78,77 @@ impl Embedder {
         states(&self.model, text)
     }
 
-    /// Returns the embedding of a text.
+    /// Prepares a text as the model's own library does: the prompt of the name `prompt`, or the default one, stands
+    /// before it, and its end is cut off if it is too long. With `special`, special tokens spelled out in the text
+    /// become those tokens.
+    ///
+    /// # Errors
+    /// If there is no such prompt, or the tokenizer fails.
+    pub fn prepare(
+        &self,
+        tokenizer: &Tokenizer,
+        text: &str,
+        prompt: Option<&str>,
+        special: bool,
+    ) -> Result<PreparedText, RuntimeError> {
+        let settings = &self.settings;
+        let prompt = match prompt.or(settings.default_prompt.as_deref()) {
+            None => "",
+            Some(name) => settings.prompts.get(name).ok_or_else(|| RuntimeError::UnknownPrompt {
+                name: name.into(),
+                known: settings.prompts.keys().cloned().collect(),
+            })?,
+        };
+        let spelt = |text: &str| if settings.lowercase { text.to_lowercase() } else { text.to_owned() };
+        let longest = self.model.longest_text().unwrap_or(self.model.context());
+        let most = settings.max_tokens.map_or(longest, |most| most.min(longest));
+        let mut whole = spelt(&format!("{prompt}{text}"));
+        // more bytes than that many tokens can stand for needn't be tokenized
+        whole
+            .truncate(whole.floor_char_boundary(usize::try_from(tokenizer.most_bytes(most + 1)).unwrap_or(usize::MAX)));
+        let (tokens, cut) = tokenizer.encode_within(&whole, special, most as usize)?;
+        let skipped = match settings.skips_prompt && !prompt.is_empty() {
+            false => 0,
+            true => {
+                let prompt = tokenizer.encode_within(&spelt(prompt), special, most as usize)?.0.ids;
+                prompt.len() - usize::from(prompt.last().is_some_and(|last| tokenizer.is_special(*last)))
+            }
+        };
+        Ok(PreparedText { tokens, skipped, cut })
+    }
+
+    /// Returns the embedding of tokens.
     ///
     /// # Errors
     /// Returns any error of [`Embedder::states`].
     pub fn embed(&self, text: &EncodedText) -> Result<Vec<f32>> {
+        self.vector(text, 0)
+    }
+
+    /// Returns the embedding of a text.
+    ///
+    /// # Errors
+    /// Returns any error of [`Embedder::states`].
+    pub fn embed_prepared(&self, text: &PreparedText) -> Result<Vec<f32>> {
+        self.vector(&text.tokens, text.skipped)
+    }
+
+    /// Returns the embedding of tokens; a mean leaves out the first `skipped` ones.
+    fn vector(&self, text: &EncodedText, skipped: usize) -> Result<Vec<f32>> {
         let states = self.states(text)?;
-        let mut vector = pool(&states, self.model.bundle().model.hidden_size as usize, self.pooling);
+        let width = self.model.bundle().model.hidden_size as usize;
+        let first = if self.settings.pooling == Pooling::Mean { skipped.min(states.len() / width) * width } else { 0 };
+        let mut vector = pool(&states[first..], width, self.settings.pooling);
         for projection in &self.projections {
             vector = projection.apply(&vector);
         }
-        if self.normalize {
+        if self.settings.normalize {
             let length = vector.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
             // as in the reference: a zero vector stays zero
             let factor = (1.0 / length.max(1e-12)) as f32;
             vector.iter_mut().for_each(|value| *value *= factor);
         }
+        vector.truncate(self.dimension());
         Ok(vector)
     }
 }
@@ -125,6 +197,7 @@ fn pool(states: &[f32], width: usize, pooling: Pooling) -> Vec<f32> {
         Pooling::Cls => states[..width].to_vec(),
         Pooling::Last => states[(count - 1) * width..].to_vec(),
         Pooling::Mean => {
+            let count = count.max(1);
             let mut sums = vec![0f64; width];
             for row in states.chunks_exact(width) {
                 sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += f64::from(*value));

@@ -187,6 +187,14 @@ pub enum RuntimeError {
         /// Path of the bundle.
         path: PathBuf,
     },
+    /// Prompt that the model doesn't have.
+    #[error("the model has no prompt `{name}`")]
+    UnknownPrompt {
+        /// Name that was asked for.
+        name: String,
+        /// Names of its prompts.
+        known: Vec<String>,
+    },
     /// Model that is no text classifier.
     #[error("{}: the model doesn't classify whole texts", path.display())]
     NoTextLabels {
@@ -238,6 +246,11 @@ pub enum RuntimeError {
     },
 }
 
+/// Returns how many logits a head gives, in words.
+fn largest(k: usize) -> String {
+    if k == 1 { "largest one".into() } else { format!("{k} largest ones") }
+}
+
 impl RuntimeError {
     /// Returns a [`RuntimeError::Bundle`].
     pub fn bundle(path: impl Into<PathBuf>, problem: impl Into<String>) -> Self {
@@ -246,11 +259,6 @@ impl RuntimeError {
 }
 
 impl Diagnostic for RuntimeError {
-/// Returns how many logits a head gives, in words.
-fn largest(k: usize) -> String {
-    if k == 1 { "largest one".into() } else { format!("{k} largest ones") }
-}
-
     fn fault(&self) -> Fault {
         match self {
             RuntimeError::Bundle { .. } | RuntimeError::Changed { .. } => Fault::Source,
@@ -279,14 +287,6 @@ fn largest(k: usize) -> String {
             RuntimeError::Memory { .. } => {
                 "raise the memory limit, or convert into smaller packages (`shards`, `lm_head.split`)"
             }
-            RuntimeError::Chunk { .. } => "sizes come from `lengths` in the manifest that the bundle was made with",
-            RuntimeError::LabelsTokens { .. } => "classify or redact with it",
-            RuntimeError::GivesVectors { .. } => "compute embeddings with it",
-            RuntimeError::LabelsTexts { .. } => "classify texts with it",
-            RuntimeError::NoEmbedding { .. } => {
-                "convert an encoder, or a folder whose modules.json says how sentence-transformers pools"
-            }
-            RuntimeError::NoTextLabels { .. } => "convert a model …ForSequenceClassification",
             RuntimeError::NoLogits { k: 1, .. } => {
                 "generate greedily (`temperature` 0), or convert the model with `lm_head.logits: true`"
             }
@@ -296,6 +296,18 @@ fn largest(k: usize) -> String {
                      `lm_head.logits: true`"
                 ));
             }
+            RuntimeError::Chunk { .. } => "sizes come from `lengths` in the manifest that the bundle was made with",
+            RuntimeError::LabelsTokens { .. } => "classify or redact with it",
+            RuntimeError::GivesVectors { .. } => "compute embeddings with it",
+            RuntimeError::LabelsTexts { .. } => "classify texts with it",
+            RuntimeError::NoEmbedding { .. } => {
+                "convert an encoder, or a folder whose modules.json says how sentence-transformers pools"
+            }
+            RuntimeError::UnknownPrompt { known, .. } if known.is_empty() => {
+                "write the prompt into the text; the model's files name none"
+            }
+            RuntimeError::UnknownPrompt { known, .. } => return Some(format!("its prompts are {}", list(known))),
+            RuntimeError::NoTextLabels { .. } => "convert a model …ForSequenceClassification",
             RuntimeError::NoLabels { .. } => {
                 "generate text or compute embeddings with it; only classifiers label texts"
             }

@@ -12,6 +12,7 @@ use super::encoded_text::EncodedText;
 use super::error::RuntimeError;
 use super::{charsmap, growth, trial};
 use anec_bundle::Bundle;
+use tokenizers::{PostProcessor, TruncationDirection};
 
 /// Minimum of the assumed length of the longest token in bytes.
 const SHORT: u64 = 4;
@@ -224,6 +225,28 @@ impl Tokenizer {
             Some(second) => tokenizer.encode_fast((text, second), true),
         })?;
         Ok(EncodedText { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec() })
+    }
+
+    /// Tokenizes a text as [`encode_whole`](Tokenizer::encode_whole) does and cuts its end off, so that it has at most
+    /// `most` tokens, special ones included. Returns how many tokens were cut off, too.
+    ///
+    /// # Errors
+    /// If the tokenizer fails.
+    pub fn encode_within(&self, text: &str, special: bool, most: usize) -> Result<(EncodedText, usize), RuntimeError> {
+        let tokenizer = if special { &self.tokenizer } else { self.literal(&[text]) };
+        call(|| {
+            let mut encoding = tokenizer.encode_fast(text, false)?;
+            let room = most.saturating_sub(tokenizer.get_post_processor().map_or(0, |ends| ends.added_tokens(false)));
+            let cut = encoding.len().saturating_sub(room);
+            encoding.truncate(room, 0, TruncationDirection::Right);
+            let encoding = tokenizer.post_process(encoding, None, true)?;
+            Ok((EncodedText { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec() }, cut))
+        })
+    }
+
+    /// Returns whether an id is that of a special token.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.special.contains(&id)
     }
 
     /// Tokenizes a text without a begin token and returns each token's byte range and word number; a word is a unit

@@ -10,8 +10,8 @@ use serde_json::{Value as Json, json};
 use super::conversation::parse;
 use super::error::ServeError;
 use super::service::Service;
-use anec_runtime::encode::Embedder;
-use anec_runtime::encode::classify;
+use anec_base::Diagnostic;
+use anec_runtime::encode::{Embedder, PreparedText, classify};
 use anec_runtime::{EncodedText, LoadedModel, RuntimeError};
 
 /// Maximum number of texts per request.
@@ -24,6 +24,15 @@ struct EmbeddingRequest {
     #[serde(default)]
     encoding_format: EncodingFormat,
     dimensions: Option<usize>,
+    /// Name of the prompt that stands before each text.
+    prompt_name: Option<String>,
+    /// Whether the end of a text that is too long is cut off; otherwise it is an error.
+    #[serde(default = "yes")]
+    truncate: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// Text, texts, tokens of a text, or tokens of texts.
@@ -48,12 +57,16 @@ impl Input {
     }
 
     /// Returns a text as tokens.
-    fn text(&self, index: usize, service: &Service) -> Result<EncodedText, ServeError> {
+    fn text(
+        &self,
+        index: usize,
+        prepare: impl Fn(&str) -> Result<PreparedText, RuntimeError>,
+    ) -> Result<PreparedText, RuntimeError> {
         match self {
-            Input::Text(text) => service.whole(text, None, "input"),
-            Input::Texts(texts) => service.whole(&texts[index], None, "input"),
-            Input::Tokens(tokens) => Ok(tokens.clone().into()),
-            Input::Batches(batches) => Ok(batches[index].clone().into()),
+            Input::Text(text) => prepare(text),
+            Input::Texts(texts) => prepare(&texts[index]),
+            Input::Tokens(tokens) => Ok(EncodedText::from(tokens.clone()).into()),
+            Input::Batches(batches) => Ok(EncodedText::from(batches[index].clone()).into()),
         }
     }
 }
@@ -114,13 +127,26 @@ pub(super) fn embed(service: &Service, body: Json, client: &Weak<()>) -> Result<
     let count = request.input.count();
     check_count(count)?;
     let mut data = Vec::with_capacity(count);
-    let mut tokens = 0;
+    let (mut tokens, mut cut) = (0, Vec::new());
     for index in 0..count {
         check_connected(client)?;
-        let text = request.input.text(index, service)?;
-        check_length(service.model(), &text, "input")?;
-        let vector = embedder.embed(&text)?;
-        tokens += text.ids.len();
+        let prepare = |text: &str| embedder.prepare(service.tokenizer(), text, request.prompt_name.as_deref(), false);
+        let text = request.input.text(index, prepare).map_err(|error| match error {
+            RuntimeError::UnknownPrompt { .. } => ServeError::field("prompt_name", advised(&error)),
+            error => error.into(),
+        })?;
+        let length = text.tokens.ids.len();
+        check_length(service.model(), length, "input")?;
+        match text.cut {
+            0 => {}
+            _ if request.truncate => cut.push(index),
+            more => {
+                let (context, tokens) = (length as u64, (length + more) as u64);
+                return Err(ServeError::TextLength { context, tokens, field: "input" });
+            }
+        }
+        let vector = embedder.embed_prepared(&text)?;
+        tokens += length;
         let embedding = match request.encoding_format {
             EncodingFormat::Float => json!(vector),
             EncodingFormat::Base64 => {
@@ -129,10 +155,14 @@ pub(super) fn embed(service: &Service, body: Json, client: &Weak<()>) -> Result<
         };
         data.push(json!({"object": "embedding", "index": index, "embedding": embedding}));
     }
-    Ok(json!({
+    let mut answer = json!({
         "object": "list", "data": data, "model": service.name,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    }))
+    });
+    if !cut.is_empty() {
+        answer["anec"] = json!({"truncated": cut});
+    }
+    Ok(answer)
 }
 
 /// Returns documents by how well they answer a query, best first, unless `client` has gone.
@@ -157,7 +187,7 @@ pub(super) fn rerank(service: &Service, body: Json, client: &Weak<()>) -> Result
     for (index, document) in documents.iter().enumerate() {
         check_connected(client)?;
         let pair = service.whole(&request.query, Some(document.text()), "documents")?;
-        check_length(model, &pair, "documents")?;
+        check_length(model, pair.ids.len(), "documents")?;
         tokens += pair.ids.len();
         let logit = classify(model, &pair)?.first().copied().unwrap_or_default();
         let logit = f64::from(logit);
@@ -193,14 +223,19 @@ fn check_count(texts: usize) -> Result<(), ServeError> {
     }
 }
 
-fn check_length(model: &Arc<LoadedModel>, text: &EncodedText, field: &'static str) -> Result<(), ServeError> {
+fn check_length(model: &Arc<LoadedModel>, tokens: usize, field: &'static str) -> Result<(), ServeError> {
     let context = model.longest_text().unwrap_or(model.context());
-    let tokens = text.ids.len() as u64;
+    let tokens = tokens as u64;
     match tokens {
         0 => Err(ServeError::field(field, "a text has no tokens")),
         tokens if tokens > context => Err(ServeError::TextLength { context, tokens, field }),
         _ => Ok(()),
     }
+}
+
+/// Returns an error with its advice.
+fn advised(error: &RuntimeError) -> String {
+    [Some(error.to_string()), error.help()].into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
 fn check_connected(client: &Weak<()>) -> Result<(), ServeError> {

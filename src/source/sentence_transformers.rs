@@ -1,6 +1,7 @@
 //! Configuration of sentence-transformers: `modules.json` lists the modules after the model, each with a folder of its
-//! own. A GGUF file has a key for the pooling and tensors for the projections.
+//! own; other files say how texts are prepared. A GGUF file has a key for the pooling and tensors for the projections.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -23,6 +24,25 @@ pub struct SentenceTransformers {
     pub dense: Vec<Dense>,
     /// Whether the vector is divided by its Euclidean length.
     pub normalize: bool,
+    /// Preparation of texts.
+    pub texts: TextPreparation,
+}
+
+/// Preparation of texts before they become vectors.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TextPreparation {
+    /// Texts that stand before the input, by name.
+    pub prompts: BTreeMap<String, String>,
+    /// Name of the prompt that is used if a request names none.
+    pub default_prompt: Option<String>,
+    /// Whether a mean leaves out the tokens of the prompt.
+    pub skips_prompt: bool,
+    /// Whether texts are made lower case before they are tokenized.
+    pub lowercase: bool,
+    /// Maximum number of tokens of a text, special ones included; the end of a longer text is cut off.
+    pub max_tokens: Option<u64>,
+    /// Number of elements of the vector that are kept, if not all.
+    pub dimensions: Option<u64>,
 }
 
 /// Pooling of hidden states.
@@ -59,9 +79,34 @@ const WITHOUT: &str = "to convert the model without what sentence-transformers a
 /// File with the list of modules.
 const MODULES: &str = "modules.json";
 
+/// File with prompts.
+const PROMPTS: &str = "config_sentence_transformers.json";
+
+/// Files with the settings of the first module, the tokenizer's; the first that is there counts.
+const TOKENIZING: [&str; 7] = [
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+];
+
+/// File with the limit of texts if no other has it.
+const TOKENIZER: &str = "tokenizer_config.json";
+
 /// Files of modules, in the folders that sentence-transformers creates.
-pub const FILES: [&str; 8] = [
+pub const FILES: [&str; 16] = [
     MODULES,
+    PROMPTS,
+    TOKENIZING[0],
+    TOKENIZING[1],
+    TOKENIZING[2],
+    TOKENIZING[3],
+    TOKENIZING[4],
+    TOKENIZING[5],
+    TOKENIZING[6],
     "1_Pooling/config.json",
     "2_Dense/config.json",
     "2_Dense/model.safetensors",
@@ -85,6 +130,7 @@ impl SentenceTransformers {
         let wrong = |problem: String| SourceError::file(&list, problem).advise(WITHOUT);
         let modules = modules.as_array().ok_or_else(|| wrong("it isn't a list of modules".into()))?;
         let (mut pooling, mut dense, mut normalize) = (None, Vec::new(), false);
+        let mut texts = TextPreparation::default();
         for (index, module) in modules.iter().enumerate() {
             let kind = module["type"].as_str().unwrap_or_default();
             let place = module["path"].as_str().unwrap_or_default();
@@ -94,8 +140,11 @@ impl SentenceTransformers {
             }
             let place = folder.join(place);
             match (kind.rsplit('.').next().unwrap_or_default(), &pooling, normalize) {
-                ("Transformer", None, false) if index == 0 => {}
-                ("Pooling", None, false) if dense.is_empty() => pooling = Some(pooling_of(&place)?),
+                ("Transformer", None, false) if index == 0 => texts = TextPreparation::read(folder, &place)?,
+                ("Pooling", None, false) if dense.is_empty() => {
+                    let (mode, skips_prompt) = pooling_of(&place)?;
+                    (pooling, texts.skips_prompt) = (Some(mode), skips_prompt);
+                }
                 ("Dense", Some(_), false) => dense.push(Dense::read(&place)?),
                 ("Normalize", Some(_), false) => normalize = true,
                 _ => {
@@ -105,7 +154,61 @@ impl SentenceTransformers {
                 }
             }
         }
-        Ok(pooling.map(|pooling| SentenceTransformers { pooling, dense, normalize }))
+        Ok(pooling.map(|pooling| SentenceTransformers { pooling, dense, normalize, texts }))
+    }
+}
+
+impl TextPreparation {
+    /// Reads the prompts of a model, and the settings of its tokenizer from the folder of the first module.
+    fn read(folder: &Path, first: &Path) -> Result<Self> {
+        let mut texts = TextPreparation::default();
+        if let Some(path) = TOKENIZING.map(|name| first.join(name)).into_iter().find(|path| path.exists()) {
+            let config = read_json(&path)?;
+            texts.lowercase =
+                setting(&path, &config, "do_lower_case", "true or false", Json::as_bool)?.unwrap_or(false);
+            texts.max_tokens = setting(&path, &config, "max_seq_length", "a number of tokens", Json::as_u64)?;
+        }
+        let tokenizer = first.join(TOKENIZER);
+        if texts.max_tokens.is_none() && tokenizer.exists() {
+            // transformers writes 1e30 where there is no limit
+            let config = read_json(&tokenizer)?;
+            texts.max_tokens = config["model_max_length"].as_u64();
+        }
+        let path = folder.join(PROMPTS);
+        if path.exists() {
+            let config = read_json(&path)?;
+            let strings = |value: &Json| -> Option<BTreeMap<String, String>> {
+                let text = |(name, text): (&String, &Json)| Some((name.clone(), text.as_str()?.to_owned()));
+                value.as_object()?.iter().map(text).collect()
+            };
+            texts.prompts = setting(&path, &config, "prompts", "an object of texts", strings)?.unwrap_or_default();
+            let name = |value: &Json| value.as_str().map(str::to_owned);
+            texts.default_prompt = setting(&path, &config, "default_prompt_name", "the name of a prompt", name)?;
+            if let Some(name) = texts.default_prompt.as_ref().filter(|name| !texts.prompts.contains_key(*name)) {
+                let problem = format!("it is `{name}`, which `prompts` doesn't have");
+                return Err(SourceError::key(&path, "default_prompt_name", problem).advise(WITHOUT));
+            }
+            let positive = |value: &Json| value.as_u64().filter(|number| *number > 0);
+            texts.dimensions = setting(&path, &config, "truncate_dim", "a number of dimensions", positive)?;
+        }
+        Ok(texts)
+    }
+}
+
+/// Returns a setting that is there and isn't null.
+fn setting<T>(
+    path: &Path,
+    config: &Json,
+    key: &str,
+    expected: &str,
+    read: impl Fn(&Json) -> Option<T>,
+) -> Result<Option<T>> {
+    match &config[key] {
+        Json::Null => Ok(None),
+        value => match read(value) {
+            Some(value) => Ok(Some(value)),
+            None => Err(SourceError::key(path, key, format!("expected {expected}")).advise(WITHOUT)),
+        },
     }
 }
 
@@ -149,7 +252,7 @@ impl SentenceTransformers {
             }
             dense.push(Dense { weight: weight.clone(), bias: None, tanh: false });
         }
-        Ok(Some(SentenceTransformers { pooling, dense, normalize: true }))
+        Ok(Some(SentenceTransformers { pooling, dense, normalize: true, texts: TextPreparation::default() }))
     }
 }
 
@@ -159,9 +262,10 @@ fn config(folder: &Path) -> Result<(PathBuf, Json)> {
     Ok((path, json))
 }
 
-/// Returns the pooling mode of a configuration, given as a word or as switches.
-fn pooling_of(folder: &Path) -> Result<PoolingMode> {
+/// Returns the pooling mode of a configuration, given as a word or as switches, and whether it leaves prompts out.
+fn pooling_of(folder: &Path) -> Result<(PoolingMode, bool)> {
     let (path, config) = config(folder)?;
+    let skips_prompt = setting(&path, &config, "include_prompt", "true or false", Json::as_bool)? == Some(false);
     let switches = [
         ("mean", "pooling_mode_mean_tokens"),
         ("cls", "pooling_mode_cls_token"),
@@ -175,9 +279,9 @@ fn pooling_of(folder: &Path) -> Result<PoolingMode> {
         None => switches.iter().filter(|(_, key)| config[*key] == true).map(|(word, _)| *word).collect(),
     };
     match on.as_slice() {
-        ["mean"] => Ok(PoolingMode::Mean),
-        ["cls"] => Ok(PoolingMode::Cls),
-        ["lasttoken"] => Ok(PoolingMode::Last),
+        ["mean"] => Ok((PoolingMode::Mean, skips_prompt)),
+        ["cls"] => Ok((PoolingMode::Cls, skips_prompt)),
+        ["lasttoken"] => Ok((PoolingMode::Last, skips_prompt)),
         found => {
             let problem = format!("it is {found:?}; expected one of mean, cls, lasttoken");
             Err(SourceError::key(&path, "pooling_mode", problem).advise(WITHOUT))
@@ -277,5 +381,31 @@ mod tests {
             refused(&[("Transformer", ""), ("Pooling", "1_Pooling")], &max),
             "[\"max\"]; expected one of mean, cls, lasttoken",
         );
+    }
+
+    #[test]
+    fn settings_of_texts_have_their_types() {
+        let refused = |file: &str, config: Json| {
+            let list = modules(&[("Transformer", ""), ("Pooling", "1_Pooling")]);
+            let pooling = json!({"pooling_mode": "mean"});
+            let room = folder(&[("modules.json", list), ("1_Pooling/config.json", pooling), (file, config)]);
+            SentenceTransformers::read(room.path()).unwrap_err().to_string()
+        };
+        for (file, config, key) in [
+            ("config_sentence_transformers.json", json!({"prompts": ["query: "]}), "prompts"),
+            ("config_sentence_transformers.json", json!({"prompts": {"query": 1}}), "prompts"),
+            (
+                "config_sentence_transformers.json",
+                json!({"default_prompt_name": "query"}),
+                "which `prompts` doesn't have",
+            ),
+            ("config_sentence_transformers.json", json!({"truncate_dim": 0}), "truncate_dim"),
+            ("sentence_bert_config.json", json!({"max_seq_length": -1}), "max_seq_length"),
+            ("sentence_roberta_config.json", json!({"do_lower_case": "yes"}), "do_lower_case"),
+            ("1_Pooling/config.json", json!({"pooling_mode": "mean", "include_prompt": 1}), "include_prompt"),
+        ] {
+            let error = refused(file, config);
+            assert!(error.contains(key) && error.contains(file), "{error}");
+        }
     }
 }

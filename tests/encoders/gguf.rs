@@ -185,7 +185,12 @@ fn the_published_minilm_gives_the_vectors_of_transformers() {
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let model = convert(&file, &room.path().join("b"), &[]);
     let of_folder = convert(&source, &room.path().join("folder"), &[]);
-    assert_eq!(model.bundle().model.task, of_folder.bundle().model.task);
+    // no key says where texts end
+    let mut task = of_folder.bundle().model.task.clone();
+    if let Task::TextEmbedding(embedding) = &mut task {
+        assert_eq!(embedding.max_tokens.take(), Some(512));
+    }
+    assert_eq!(model.bundle().model.task, task);
     let [tokenizer, own] = [&model, &of_folder].map(|model| Tokenizer::of(model.bundle(), model.folder()).unwrap());
     let (texts, expected) = minilm_golden();
     let embedder = Embedder::new(&model, None).unwrap();
