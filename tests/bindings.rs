@@ -36,12 +36,35 @@ fn generate(generator: &Path, language: &str, out: &Path) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// Puts the module `anec` into a folder, as the wheel has it.
+fn module(generator: &Path, folder: &Path) {
+    let package = folder.join("anec");
+    std::fs::create_dir(&package).unwrap();
+    generate(generator, "python", &package);
+    for file in ["__init__.py", "toolchain.py"] {
+        std::fs::copy(repository("python/anec").join(file), package.join(file)).unwrap();
+    }
+    std::fs::copy(library(), package.join(library().file_name().unwrap())).unwrap();
+}
+
+#[test]
+fn a_notebook_in_python_converts_and_validates() {
+    let Some(generator) = generator() else { return };
+    let room = tempfile::tempdir().unwrap();
+    module(&generator, room.path());
+    let mut client = Command::new(generator.with_file_name("python"));
+    client.arg(repository("tests/toolchain_client.py")).args([&repository("demo/model"), room.path()]);
+    client.env("PYTHONPATH", room.path()).env("ANEC", anec().get_program());
+    let output = client.output().unwrap();
+    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(said(&output.stdout).contains("toolchain: ok"), "{}{}", said(&output.stdout), said(&output.stderr));
+}
+
 #[test]
 fn an_app_in_python_gets_the_programs_texts_and_vectors() {
     let Some(generator) = generator() else { return };
     let room = tempfile::tempdir().unwrap();
-    generate(&generator, "python", room.path());
-    std::fs::copy(library(), room.path().join(library().file_name().unwrap())).unwrap();
+    module(&generator, room.path());
     let small = |source: &str, sets: &[&str]| {
         let out = room.path().join(Path::new(source).file_name().unwrap()).with_extension("anec");
         let mut words =

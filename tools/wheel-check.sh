@@ -1,13 +1,13 @@
 #!/bin/sh
 # Installs a wheel on a system with nothing but Python, and uses it: the program converts and runs the demo model, and
-# the bindings generate text with it.
+# the module converts, and generates text.
 #
 #   tools/wheel-check.sh FOLDER|FILE    # a wheel, or a folder that has one for this machine
 #
 # Needs Python with venv, and nothing of the build: a clean container will do.
 set -eu
 # which files these are is known before the folder changes
-client=$(cd "$(dirname "$0")/../tests" && pwd)/bindings_client.py
+tests=$(cd "$(dirname "$0")/../tests" && pwd)
 wheel=$1
 [ ! -d "$wheel" ] || wheel=$(cd "$wheel" && pwd)
 room=$(mktemp -d)
@@ -28,4 +28,5 @@ cat demo.txt
 grep -q passed demo.txt
 anec plan --manifest qwen3-0.6b >plan.txt
 grep -q 'shapes from the built-in configuration' plan.txt
-ANEC=$(command -v anec) python "$client" demo.anec
+ANEC=$(command -v anec) python "$tests/bindings_client.py" demo.anec
+python "$tests/toolchain_client.py" "$tests/../demo/model" "$room"
