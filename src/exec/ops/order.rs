@@ -36,11 +36,13 @@ fn split_at_axis(shape: &[usize], axis: usize) -> (usize, usize, usize) {
     (shape[..axis].iter().product(), shape[axis], shape[axis + 1..].iter().product())
 }
 
-/// Sorted indices of each line along an axis; stable.
-fn sorted(x: &Tensor, axis: usize, ascending: bool) -> Result<Vec<Vec<usize>>, String> {
+/// Indices of the first `count` sorted elements of each line along an axis; stable. NaN counts as the smallest.
+fn sorted(x: &Tensor, axis: usize, ascending: bool, count: usize) -> Result<Vec<Vec<usize>>, String> {
     let (outer, size, inner) = split_at_axis(&x.shape, axis);
     let compare: Box<dyn Fn(usize, usize) -> Ordering> = match &x.data {
-        TensorData::F32(v) => Box::new(|a, b| v[a].partial_cmp(&v[b]).unwrap_or(Ordering::Equal)),
+        TensorData::F32(v) => {
+            Box::new(|a, b| v[a].partial_cmp(&v[b]).unwrap_or_else(|| v[b].is_nan().cmp(&v[a].is_nan())))
+        }
         TensorData::I32(v) => Box::new(|a, b| v[a].cmp(&v[b])),
         TensorData::Bool(_) => return Err("`x` holds booleans, not numbers".into()),
     };
@@ -48,7 +50,12 @@ fn sorted(x: &Tensor, axis: usize, ascending: bool) -> Result<Vec<Vec<usize>>, S
     for line in 0..outer * inner {
         let start = line / inner * size * inner + line % inner;
         let mut places: Vec<usize> = (0..size).map(|i| start + i * inner).collect();
-        places.sort_by(|a, b| if ascending { compare(*a, *b) } else { compare(*b, *a) });
+        let order = |a: &usize, b: &usize| (if ascending { compare(*a, *b) } else { compare(*b, *a) }).then(a.cmp(b));
+        if count < size {
+            places.select_nth_unstable_by(count, order);
+            places.truncate(count);
+        }
+        places.sort_unstable_by(order);
         lines.push(places);
     }
     Ok(lines)
@@ -105,7 +112,7 @@ impl Kernel for Sort {
         if count > x.shape[axis] {
             return Err(format!("`k` is {count}, but axis {axis} has {} elements", x.shape[axis]));
         }
-        let lines = sorted(x, axis, self.ascending)?;
+        let lines = sorted(x, axis, self.ascending, count)?;
         let (places, along) = lines_to_places(&lines, &x.shape, axis, count);
         let mut shape = Dims::from_slice(&x.shape);
         shape[axis] = count;
@@ -369,26 +376,32 @@ impl Kernel for RangeOp {
 #[cfg(test)]
 mod tests {
     use super::super::testing::{assert_close, b, f, i, results, run, try_run};
+    use crate::value::Value;
     use anec_mil::DataType;
 
     #[test]
     fn the_largest_come_first_with_their_places() {
         let x = || f(&[2, 3], &[3.0, 9.0, 1.0, 5.0, 5.0, 7.0]);
-        let top = |k: i32, axis: i32, ascending: bool| {
+        let top_of = |x: Value, k: i32, axis: i32, ascending: bool| {
             let arguments = vec![
-                ("x", vec![x()]),
+                ("x", vec![x]),
                 ("k", vec![i(&[], &[k])]),
                 ("axis", vec![i(&[], &[axis])]),
                 ("ascending", vec![b(&[], &[ascending])]),
             ];
             results("topk", arguments, DataType::Fp32)
         };
+        let top = |k, axis, ascending| top_of(x(), k, axis, ascending);
         let two = top(2, -1, false).unwrap();
         assert_close(&two[0], &[2, 2], &[9.0, 3.0, 7.0, 5.0]);
         assert_eq!(two[1].integers().unwrap(), [1, 0, 2, 0]);
         let columns = top(1, 0, true).unwrap();
         assert_close(&columns[0], &[1, 3], &[3.0, 5.0, 1.0]);
         assert_eq!(columns[1].integers().unwrap(), [0, 1, 0]);
+        // of equal values the first comes first, and NaN counts as the smallest
+        let ties = top_of(f(&[5], &[2.0, f32::NAN, 2.0, 3.0, 2.0]), 3, 0, false).unwrap();
+        assert_close(&ties[0], &[3], &[3.0, 2.0, 2.0]);
+        assert_eq!(ties[1].integers().unwrap(), [3, 0, 2]);
         assert!(top(4, 1, false).unwrap_err().contains('4'));
         let order = run("argsort", vec![("x", x()), ("axis", i(&[], &[1])), ("ascending", b(&[], &[true]))]);
         assert_eq!(order.integers().unwrap(), [2, 0, 1, 0, 1, 2]);
