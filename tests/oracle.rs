@@ -44,7 +44,7 @@ const KEYS: [&str; 6] = ["linear", "norm", "layout", "attention", "kv_write", "s
 const OTHERS: [(&str, &[&str]); 14] = [
     ("defaults", &[]),
     ("argmax", &["lm_head.argmax=true", "lm_head.split=3"]),
-    ("one_package", &["lm_head={split: none, top_k: 3, logits: true}"]),
+    ("one_package", &["shards.layers=[[0, 6]]", "lm_head={split: none, top_k: 3, logits: true}"]),
     ("per_channel", &["quant.granularity=per_channel"]),
     ("unquantized", &["quant.weights=none"]),
     ("mixed", &["quant.weights=none", "quant.overrides={lm_head: {weights: int8, granularity: per_channel}}"]),
@@ -235,7 +235,10 @@ fn emit_demo(name: &str, overrides: &[String], write: &mut impl FnMut(String, &P
     let mut all = vec!["context=64", "shards.layers=[[0, 2], [2, 6]]"];
     all.extend(overrides.iter().map(String::as_str));
     for (package, program) in emitted::programs(&emitted::manifest("demo/model", &all)) {
-        if package.starts_with("layers_0_") || package.starts_with("lm_head_0") || package == "lm_head" {
+        if package.starts_with("layers_0_")
+            || package.starts_with("lm_head_0")
+            || ["lm_head", "model"].contains(&package.as_str())
+        {
             write(format!("demo-{name}-{package}"), &program);
         }
     }

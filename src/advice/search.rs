@@ -302,7 +302,7 @@ pub fn search(
             objective(&of_one),
             objective(&predictions)
         );
-        reasons.retain(|reason| !["shards", "lm_head"].contains(&reason.key));
+        reasons.retain(|reason| reason.key != "lm_head");
         reasons.push(ChoiceReason { key: "lm_head", reason });
         (manifest, predictions) = (one, of_one);
     }
@@ -343,7 +343,7 @@ impl Candidate<'_> {
     /// Returns the manifest with the LM head in the package of the layers, if these are in one.
     fn in_one_package(&self, apart: &Manifest) -> Option<Manifest> {
         let is_one = self.pieces == 1 && self.division.ranges.as_ref().is_some_and(|ranges| ranges.len() == 1);
-        is_one.then(|| Manifest {
+        (is_one && apart.contract.is_none()).then(|| Manifest {
             shards: Shards { layers: None, ..apart.shards.clone() },
             lm_head: LmHead { split: HeadSplit::None, ..apart.lm_head.clone() },
             ..apart.clone()
@@ -581,6 +581,25 @@ mod tests {
         let fixed = Manifest { quant: Quant { weights: WeightFormat::None, ..Quant::default() }, ..manifest };
         let found = search(&fixed, &*opened.model, &targets(&["m2"]), &SearchLimits::default()).unwrap();
         assert_eq!(found.manifest.quant, fixed.quant);
+    }
+
+    #[test]
+    fn a_small_model_takes_one_call_for_a_token() {
+        let (opened, manifest) = demo();
+        let (model, targets) = (&*opened.model, targets(&["m4"]));
+        let found = search(&manifest, model, &targets, &SearchLimits::default()).unwrap();
+        assert_eq!(found.manifest.lm_head.split, HeadSplit::None);
+        let plan = ConvertPlan::new(&found.manifest, model).unwrap();
+        assert_eq!((plan.packages.len(), plan.of_one_token().1), (1, 1));
+        let reason = found.reasons.iter().find(|reason| reason.key == "lm_head").unwrap();
+        assert!(reason.reason.contains("one call for a token"), "{}", reason.reason);
+        let lm_head = LmHead { split: HeadSplit::Pieces(1), ..LmHead::default() };
+        let apart = Manifest { lm_head, ..found.manifest.clone() };
+        let apart = predict(&apart, model, &ConvertPlan::new(&apart, model).unwrap(), &targets).unwrap();
+        assert!(objective(&found.predictions) < objective(&apart));
+        // where a package can't hold both, the head stands alone
+        let limited = search(&manifest, model, &targets, &SearchLimits::default().max_mb(2.6)).unwrap();
+        assert_ne!(limited.manifest.lm_head.split, HeadSplit::None);
     }
 
     #[test]

@@ -225,6 +225,27 @@ mod tests {
     }
 
     #[test]
+    fn defaults_keep_to_the_logits_that_are_known() {
+        let own = Sampling { temperature: 0.7, top_k: 20, repetition_penalty: 1.1, ..Sampling::default() };
+        assert_eq!(own.of_largest(1), Sampling { top_k: 20, ..Sampling::default() }, "greedy");
+        for (k, top_k) in [(8, 8), (40, 20)] {
+            let kept = own.of_largest(k);
+            assert_eq!(kept, Sampling { temperature: 0.7, top_k, ..Sampling::default() });
+            assert_eq!(kept.needs_logits(k), None);
+        }
+        assert_eq!(Sampling { temperature: 1.0, ..Sampling::default() }.of_largest(5).top_k, 5);
+    }
+
+    #[test]
+    fn the_largest_logits_are_sampled_as_if_they_were_all() {
+        let warm = Sampling { temperature: 0.8, top_k: 2, seed: 3, ..Sampling::default() };
+        let (mut all, mut largest) = (Sampler::new(warm, &[]), Sampler::new(warm, &[]));
+        for _ in 0..100 {
+            assert_eq!(all.next(&LOGITS), largest.next_of(&[1, 2, 0], &[3.0, 2.0, 1.0]));
+        }
+    }
+
+    #[test]
     fn temperature_zero_takes_the_most_likely() {
         assert_eq!(Sampler::new(Sampling::default(), &[]).next(&LOGITS), 1);
     }

@@ -209,6 +209,16 @@ fn ports_have_the_element_types_of_the_packages() {
 }
 
 #[test]
+fn the_largest_logits_come_with_their_tokens() {
+    let (_room, folder) = demo(&["lm_head={top_k: 3, split: 2}"]);
+    let ask = ForwardOptions { largest: true, ..ForwardOptions::all(Chunking::Largest) };
+    let largest = |model: &Arc<LoadedModel>| model.start(TEXT.len() as u64).unwrap().forward(&TEXT, &ask).unwrap();
+    let found = largest(&on_double(&folder).0);
+    assert_eq!((found.tokens.len(), found.logits.len()), (3 * TEXT.len(), 3 * TEXT.len()));
+    assert_eq!(found, largest(&LoadedModel::on_cpu(&folder, Precision::F16).unwrap()));
+}
+
+#[test]
 fn values_inside_a_function_cant_be_seen() {
     let (_room, folder) = demo(&[]);
     let (model, _) = on_double(&folder);
