@@ -27,6 +27,7 @@ mod bisect;
 mod book;
 mod builtin_manifests;
 mod calibrate;
+mod chat_page;
 mod chips;
 mod config_surprises;
 mod convert;
