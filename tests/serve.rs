@@ -1140,6 +1140,14 @@ fn the_official_client_works() {
 }
 
 #[test]
+fn the_official_clients_of_other_apis_work() {
+    let server = Server::start(crate::verbs::bundle(), &[]);
+    for script in ["tests/ollama_client.py", "tests/anthropic_client.py"] {
+        client::run(script, &server, "demo");
+    }
+}
+
+#[test]
 fn the_official_client_talks_with_a_real_model() {
     let Some(source) = testing::real_model("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf") else { return };
     let room = tempfile::tempdir().unwrap();

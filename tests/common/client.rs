@@ -1,4 +1,4 @@
-//! The official `openai` client for Python against a server of ours.
+//! The official clients for Python against a server of ours.
 
 use std::io::Write;
 use std::process::Command;
@@ -12,15 +12,16 @@ pub fn check(server: &Server, model: &str) {
     run("tests/openai_client.py", server, model);
 }
 
-/// Runs another script with the client.
+/// Runs a script named after the client that it uses, `tests/openai_….py`.
 pub fn run(script: &str, server: &Server, model: &str) {
+    let client = script.trim_start_matches("tests/").split('_').next().unwrap();
     let skip = |why: &str| {
         // past the test harness, which would keep it to itself
-        let _ = writeln!(std::io::stderr(), "!!! SKIPPED: the openai client: {why} !!!");
+        let _ = writeln!(std::io::stderr(), "!!! SKIPPED: the {client} client: {why} !!!");
     };
     let Some(python) = std::env::var_os("ANEC_PYTHON") else { return skip("ANEC_PYTHON is not set") };
-    if !Command::new(&python).args(["-c", "import openai"]).output().unwrap().status.success() {
-        return skip("ANEC_PYTHON has no `openai`");
+    if !Command::new(&python).args(["-c", &format!("import {client}")]).output().unwrap().status.success() {
+        return skip("ANEC_PYTHON lacks it");
     }
     let output = Command::new(python)
         .arg(repository(script))
