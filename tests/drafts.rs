@@ -88,7 +88,7 @@ fn the_layer_computes_what_transformers_modules_compute() {
     for (name, settings) in forms {
         let model = converted(&fixture("qwen3_5-default"), &format!("golden-{name}"), settings);
         let layer = model.draft_layer().unwrap().expect("a layer that drafts");
-        let ask = |chunking| ForwardOptions { hidden: Hidden::BetweenFunctions, ..ForwardOptions::all(chunking) };
+        let ask = |chunking| ForwardOptions::all(chunking).recording(Hidden::BetweenFunctions);
         let text = &golden.tokens[..count - 1];
         let given = model.start(count as u64).unwrap().forward(text, &ask(Chunking::Largest)).unwrap();
         let hidden = given.hidden.last().unwrap();

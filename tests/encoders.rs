@@ -97,7 +97,7 @@ fn hidden(model: &Arc<LoadedModel>, text: &EncodedText, chunking: Chunking) -> V
     if model.bundle().model.band().is_some() {
         return Windows::new(model, None, Hidden::BetweenLayers).unwrap().label(&text.ids).unwrap().hidden;
     }
-    let ask = ForwardOptions { hidden: Hidden::BetweenLayers, chunking, ..ForwardOptions::none() };
+    let ask = ForwardOptions::none().recording(Hidden::BetweenLayers).in_calls(chunking);
     model.start(text.ids.len() as u64).unwrap().forward(&text.ids, &ask).unwrap().hidden
 }
 

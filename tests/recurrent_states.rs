@@ -152,7 +152,7 @@ fn what_is_taken_back_leaves_no_trace() {
     for (case, changes) in CASES {
         let model = LoadedModel::on_cpu(&convert(case, changes, "input_output", room.path()), Precision::F32).unwrap();
         let one = Chunking::Pattern(vec![1]);
-        let ask = ForwardOptions { chunking: one.clone(), ..ForwardOptions::last() };
+        let ask = ForwardOptions::last().in_calls(one.clone());
         let fresh = |tokens: &[u32]| model.start(24).unwrap().forward(tokens, &ask).unwrap().logits;
         let mut session = model.start(24).unwrap();
         for end in 1..TEXT.len() {

@@ -109,7 +109,7 @@ impl GoldenBuilder {
         let answer = match model.bundle().model.band() {
             Some(_) => Windows::new(model, None, hidden)?.label(&tokens)?,
             None => {
-                let ask = ForwardOptions { hidden, ..ForwardOptions::default() };
+                let ask = ForwardOptions::default().recording(hidden);
                 model.start(tokens.len() as u64)?.forward(&tokens, &ask)?
             }
         };

@@ -48,7 +48,7 @@ impl LogitsArgs {
         let answer = match model.bundle().model.band() {
             Some(_) => Windows::new(&model, window, hidden)?.label(&tokens)?,
             None => {
-                let ask = ForwardOptions { hidden, ..ForwardOptions::all(chunking) };
+                let ask = ForwardOptions::all(chunking).recording(hidden);
                 model.start(tokens.len() as u64)?.forward(&tokens, &ask)?
             }
         };

@@ -110,7 +110,7 @@ impl Drafter {
         let model = session.model();
         let enough = |k| !model.gives_logits() || request.needs_logits(k).is_none();
         let largest = model.largest_logits().is_some_and(enough);
-        let ask = ForwardOptions { hidden, largest, ..ForwardOptions::last() };
+        let ask = ForwardOptions::last().recording(hidden).largest(largest);
         let mut given = match &mut self.told {
             None => session.forward(&text[known..], &ask)?,
             Some(told) => {

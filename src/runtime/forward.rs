@@ -57,6 +57,7 @@ impl Chunking {
 
 /// Options of a forward pass.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ForwardOptions {
     /// Positions with logits.
     pub logits: Positions,
@@ -87,7 +88,25 @@ impl ForwardOptions {
 
     /// Returns options for the logits of all tokens, in calls by `chunking`.
     pub fn all(chunking: Chunking) -> Self {
-        ForwardOptions { chunking, ..ForwardOptions::default() }
+        ForwardOptions::default().in_calls(chunking)
+    }
+
+    /// Sets the division into calls.
+    #[must_use]
+    pub fn in_calls(self, chunking: Chunking) -> Self {
+        ForwardOptions { chunking, ..self }
+    }
+
+    /// Sets the hidden states to record.
+    #[must_use]
+    pub fn recording(self, hidden: Hidden) -> Self {
+        ForwardOptions { hidden, ..self }
+    }
+
+    /// Sets whether the largest logits suffice.
+    #[must_use]
+    pub fn largest(self, largest: bool) -> Self {
+        ForwardOptions { largest, ..self }
     }
 }
 

@@ -209,7 +209,7 @@ impl Comparison<'_> {
     /// Runs the golden's text through the whole program; keeps the logits of all positions if `keeps_logits`.
     fn whole_run(&self, plan: &CallPlan, keeps_logits: bool, session: &mut TokenSession) -> Result<WholeRun> {
         let (golden, width) = (self.golden, self.golden.vocab_size);
-        let ask = ForwardOptions { hidden: Hidden::BetweenFunctions, ..ForwardOptions::all(plan.chunking.clone()) };
+        let ask = ForwardOptions::all(plan.chunking.clone()).recording(Hidden::BetweenFunctions);
         let mut pass = session.begin(&golden.tokens, &ask)?;
         let mut rows = vec![None; golden.positions.len()];
         let mut kept = keeps_logits.then(Vec::new);
@@ -306,7 +306,7 @@ impl Comparison<'_> {
             None => self.candidate.model.start(length)?,
         };
         let position = session.position() as usize;
-        let ask = ForwardOptions { largest: !self.candidate.model.gives_logits(), ..ForwardOptions::default() };
+        let ask = ForwardOptions::default().largest(!self.candidate.model.gives_logits());
         let found = self.likeliest(&session.forward(&text[position..], &ask)?);
         let same: Vec<bool> = found[before - position..].iter().zip(ids).map(|(found, id)| found == id).collect();
         let (count, agree) = (ids.len(), same.iter().take_while(|same| **same).count());

@@ -120,7 +120,7 @@ pub(super) fn trace(model: &Arc<LoadedModel>, log: &Log, context: u64, tokens: &
     }
     let mut session = model.start(context)?;
     let chunking = every_function(model.bundle(), context);
-    let ask = ForwardOptions { hidden: Hidden::BetweenLayers, ..ForwardOptions::all(chunking) };
+    let ask = ForwardOptions::all(chunking).recording(Hidden::BetweenLayers);
     let answer = session.forward(tokens, &ask)?;
     Ok(Trace { seen: log.take(), hidden: answer.hidden, logits: answer.logits })
 }

@@ -211,7 +211,7 @@ fn ports_have_the_element_types_of_the_packages() {
 #[test]
 fn the_largest_logits_come_with_their_tokens() {
     let (_room, folder) = demo(&["lm_head={top_k: 3, split: 2}"]);
-    let ask = ForwardOptions { largest: true, ..ForwardOptions::all(Chunking::Largest) };
+    let ask = ForwardOptions::default().largest(true);
     let largest = |model: &Arc<LoadedModel>| model.start(TEXT.len() as u64).unwrap().forward(&TEXT, &ask).unwrap();
     let found = largest(&on_double(&folder).0);
     assert_eq!((found.tokens.len(), found.logits.len()), (3 * TEXT.len(), 3 * TEXT.len()));
@@ -222,7 +222,7 @@ fn the_largest_logits_come_with_their_tokens() {
 fn values_inside_a_function_cant_be_seen() {
     let (_room, folder) = demo(&[]);
     let (model, _) = on_double(&folder);
-    let ask = ForwardOptions { hidden: Hidden::BetweenLayers, ..ForwardOptions::all(Chunking::Largest) };
+    let ask = ForwardOptions::default().recording(Hidden::BetweenLayers);
     let error = model.start(4).unwrap().forward(&TEXT[..4], &ask).unwrap_err();
     assert_eq!(error.to_string(), "backend coreml: Core ML shows no values inside a function");
     assert_eq!(error.fault(), anec_base::Fault::Platform);

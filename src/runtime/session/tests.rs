@@ -14,7 +14,7 @@ fn fixed(sizes: &[u64]) -> Vec<TokenCount> {
 fn assert_same_as_reference(form: &FakeOptions, tokens: &[u32], chunking: Chunking) {
     let (model, _) = fake::model(form);
     let mut session = model.start(tokens.len() as u64).unwrap();
-    let ask = ForwardOptions { hidden: Hidden::BetweenLayers, ..ForwardOptions::all(chunking) };
+    let ask = ForwardOptions::all(chunking).recording(Hidden::BetweenLayers);
     let (hidden, logits) = fake::reference(tokens, tokens.len() as u64);
     for _ in 0..2 {
         let answer = session.forward(tokens, &ask).unwrap();
@@ -36,7 +36,7 @@ fn every_chunking_gives_the_same_logits() {
 #[test]
 fn hidden_states_between_functions_need_no_look_inside() {
     let (model, _) = fake::model(&FakeOptions::default());
-    let ask = ForwardOptions { hidden: Hidden::BetweenFunctions, ..ForwardOptions::all(Chunking::Largest) };
+    let ask = ForwardOptions::default().recording(Hidden::BetweenFunctions);
     let found = model.start(TEXT.len() as u64).unwrap().forward(&TEXT, &ask).unwrap().hidden;
     let mut expected = fake::reference(&TEXT, TEXT.len() as u64).0;
     // layers 0 and 1 are one function

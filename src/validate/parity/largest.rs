@@ -76,5 +76,5 @@ impl Comparison<'_> {
 }
 
 fn of_largest(plan: &CallPlan) -> ForwardOptions {
-    ForwardOptions { largest: true, ..ForwardOptions::all(plan.chunking.clone()) }
+    ForwardOptions::all(plan.chunking.clone()).largest(true)
 }
