@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anec::bundle::Bundle;
 use anec::exec::Precision;
+use anec::package::{self, WriteOptions};
 use anec::runtime::sampling::Sampling;
 use anec::runtime::{
     Chunking, ForwardOptions, Generation, GenerationRequest, LoadedModel, NextTokens, Positions, forward_together,
@@ -13,11 +14,13 @@ use anec::runtime::{
 use anec::validate::parity::{self, Candidate, parity};
 use anec::validate::verdict::{GateReport, Verdict};
 use anec::validate::{Golden, Thresholds};
-use anec::{Converter, Manifest, Validator};
+use anec::{Converter, Gate, Manifest, Validator};
 use rayon::prelude::*;
 use safetensors::SafeTensors;
+use serde_json::{Value as Json, json};
 
-use crate::common::folder::repository;
+use crate::common::folder::{repository, run};
+use crate::common::http::Server;
 use crate::common::model::{copy, edit_tensors};
 
 /// Form with all logits, to which others are compared.
@@ -253,6 +256,64 @@ fn a_head_without_logits_is_judged_by_those_inside_it() {
         let unproven: Vec<_> = gate.checks.iter().filter(|check| check.verdict == Verdict::Unproven).collect();
         assert!(unproven.iter().any(|check| check.detail.as_ref().is_some_and(|why| why.contains("lm_head.logits"))));
         assert!(gate.checks.iter().any(|check| check.claim == "the likeliest tokens are the golden's"));
+    }
+}
+
+#[test]
+fn a_head_that_gives_another_row_fails_the_gate() {
+    let room = tempfile::tempdir().unwrap();
+    let source = repository("tests/fixtures/families/qwen3-default");
+    converted(&source, room.path(), "argmax", &["lm_head={argmax: true, split: 1}"]);
+    let (package, changed) = (room.path().join("argmax/lm_head.mlpackage"), room.path().join("changed.mlpackage"));
+    let mut program = package::open(&package).unwrap().program;
+    let ops = program.functions.iter_mut().flat_map(|function| &mut function.block.ops);
+    ops.filter(|op| op.operator == "reduce_argmax").for_each(|op| op.operator = "reduce_argmin".into());
+    package::write(&program, &changed, &WriteOptions::default()).unwrap();
+    std::fs::remove_dir_all(&package).unwrap();
+    std::fs::rename(&changed, &package).unwrap();
+    let validator = Validator::new(room.path().join("argmax")).golden(source.join("golden.safetensors"));
+    let report = validator.gates([Gate::Parity]).run().unwrap().report;
+    let failed: Vec<&str> = report.gates[0]
+        .checks
+        .iter()
+        .filter(|check| check.verdict == Verdict::Failed)
+        .map(|check| check.claim.as_str())
+        .collect();
+    assert_eq!(failed, ["the head gives the tokens of the largest logits"; 2], "in both precisions");
+}
+
+#[test]
+fn a_server_of_the_largest_logits_samples_from_them_and_refuses_the_rest() {
+    let room = tempfile::tempdir().unwrap();
+    let text = |answer: &Json| answer["choices"][0]["text"].as_str().unwrap().to_owned();
+    let ask = |more: Json| {
+        let mut body = json!({"model": "demo", "prompt": "It was a dark night", "max_tokens": 12, "seed": 5});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let server = |name: &str, set: &str| {
+        let out = room.path().join(name);
+        let path = out.to_str().unwrap();
+        let (code, _, stderr) = run(&["convert", "--no-measure", "-m", "demo", "--set", set, "--out", path]);
+        assert_eq!(code, 0, "{stderr}");
+        Server::start(&out, &[])
+    };
+    let [plain, index, top] = [("plain", "context=64"), ("index", "lm_head.argmax=true"), ("top", "lm_head.top_k=8")]
+        .map(|(name, set)| server(name, set));
+    let greedy = text(&plain.complete(ask(json!({"temperature": 0}))));
+    assert_eq!(text(&index.complete(ask(json!({})))), greedy, "an index makes greedy texts by default");
+    assert_eq!(text(&top.complete(ask(json!({"temperature": 0})))), greedy);
+    let of_eight = json!({"temperature": 1.0, "top_k": 8, "top_p": 1.0});
+    assert_eq!(text(&top.complete(ask(of_eight.clone()))), text(&plain.complete(ask(of_eight))));
+    for (server, more, words) in [
+        (&index, json!({"temperature": 1.0}), "sampling needs the logits of all tokens"),
+        (&top, json!({"temperature": 1.0, "top_k": 9}), "sample from the 8 most likely tokens or fewer"),
+        (&top, json!({"logprobs": 2}), "log-probabilities need"),
+        (&index, json!({"response_format": {"type": "json_object"}}), "a grammar needs"),
+    ] {
+        let reply = server.post("/v1/completions", &ask(more));
+        assert_eq!(reply.status, 400, "{}", reply.text());
+        assert!(reply.text().contains(words), "{}", reply.text());
     }
 }
 
