@@ -231,7 +231,7 @@ fn on_chip(
                 experts.entry(*layer).or_default().push(rates.call(work).milliseconds);
             }
         }
-        let asked = (plan.experts_per_token * tokens) as usize;
+        let asked = (plan.experts_per_token() * tokens) as usize;
         let experts = experts.into_values().map(|mut times| {
             times.sort_by(|a, b| b.total_cmp(a));
             times.into_iter().take(asked).sum::<f64>()

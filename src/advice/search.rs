@@ -590,7 +590,7 @@ mod tests {
         let found = search(&manifest, model, &targets, &SearchLimits::default()).unwrap();
         assert_eq!(found.manifest.lm_head.split, HeadSplit::None);
         let plan = ConvertPlan::new(&found.manifest, model).unwrap();
-        assert_eq!((plan.packages.len(), plan.of_one_token().1), (1, 1));
+        assert_eq!((plan.packages.len(), plan.of_one_token()[1].calls), (1, 1.0));
         let reason = found.reasons.iter().find(|reason| reason.key == "lm_head").unwrap();
         assert!(reason.reason.contains("one call for a token"), "{}", reason.reason);
         let lm_head = LmHead { split: HeadSplit::Pieces(1), ..LmHead::default() };

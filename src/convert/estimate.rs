@@ -16,14 +16,18 @@ const SECONDS_PER_CALL: [f64; 2] = [1.1e-3, 0.2e-3];
 /// Estimated cost of one decode step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Estimate {
-    /// Weight bytes read per token: all layers and all pieces of the LM head; for experts in functions of their own, at
-    /// most those that a token is routed to.
+    /// Weight bytes read per token: all layers and all pieces of the LM head; of experts in functions of their own,
+    /// those that a token is routed to, as expected if every choice is equally likely.
     pub weight_bytes_per_token: u64,
+    /// Weight bytes read per token at most.
+    pub max_weight_bytes_per_token: u64,
     /// Cache bytes read per token when the context is full.
     pub state_bytes_per_token: u64,
-    /// Calls of packages per token.
+    /// Expected calls of packages per token, rounded.
     pub calls_per_token: usize,
-    /// Tokens per second, from the slow to the fast end of the assumptions.
+    /// Calls of packages per token at most.
+    pub max_calls_per_token: usize,
+    /// Tokens per second for the expected weights and calls, from the slow to the fast end of the assumptions.
     pub tokens_per_second: [f64; 2],
 }
 
@@ -59,14 +63,17 @@ impl Estimate {
 
     /// Estimates a plan.
     pub fn of(plan: &ConvertPlan) -> Self {
-        let (states, (weights, calls)) = (plan.state_bytes(), plan.of_one_token());
+        let (states, [expected, most]) = (plan.state_bytes(), plan.of_one_token());
         let speed = |end: usize| {
-            1.0 / ((weights + states) as f64 / BYTES_PER_SECOND[end] + calls as f64 * SECONDS_PER_CALL[end])
+            let bytes = expected.weight_bytes + states as f64;
+            1.0 / (bytes / BYTES_PER_SECOND[end] + expected.calls * SECONDS_PER_CALL[end])
         };
         Estimate {
-            weight_bytes_per_token: weights,
+            weight_bytes_per_token: expected.weight_bytes.round() as u64,
+            max_weight_bytes_per_token: most.weight_bytes.round() as u64,
             state_bytes_per_token: states,
-            calls_per_token: calls,
+            calls_per_token: expected.calls.round() as usize,
+            max_calls_per_token: most.calls.round() as usize,
             tokens_per_second: [speed(0), speed(1)],
         }
     }

@@ -3,6 +3,7 @@
 mod experts;
 mod functions;
 mod ranges;
+mod token;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -11,6 +12,7 @@ use std::sync::{Mutex, OnceLock};
 use self::experts::{AlikeExperts, Experts};
 use self::functions::Functions;
 use self::ranges::{explicit_ranges, head_pieces, layer_ranges};
+pub use self::token::TokenCost;
 use super::error::ConvertError;
 use super::size::PackageSize;
 use anec_base::Result;
@@ -29,8 +31,8 @@ pub struct ConvertPlan {
     pub contexts: Vec<u64>,
     /// Packages: layers first, each followed by its separate experts, then the LM head.
     pub packages: Vec<PackagePlan>,
-    /// Maximum number of experts that a token is routed to in a layer.
-    pub experts_per_token: u64,
+    /// Experts of each layer.
+    pub experts: Vec<Option<ExpertCounts>>,
     /// Draft layer.
     pub draft: Option<DraftPlan>,
 }
@@ -133,10 +135,8 @@ impl ConvertPlan {
         };
         let draft = model.draft().map(|draft| DraftPlan::new(manifest, draft, &heads)).transpose()?;
         packages.extend(heads);
-        let per_token = counts.iter().flatten().map(|of| of.per_token + u64::from(of.joined));
-        let experts_per_token = per_token.max().unwrap_or(0);
         let form = planner.form;
-        Ok(ConvertPlan { form, contexts, packages, experts_per_token, draft })
+        Ok(ConvertPlan { form, contexts, packages, experts: counts, draft })
     }
 
     /// Bytes of all packages' weights: read by one call of every function.
@@ -144,32 +144,9 @@ impl ConvertPlan {
         self.packages.iter().map(|p| p.weight_bytes).sum()
     }
 
-    /// Maximum bytes of weights that one token reads, and the number of calls. Of experts in functions of their own,
-    /// only those that the token is routed to are called.
-    pub fn of_one_token(&self) -> (u64, usize) {
-        let mut parts: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
-        let (mut bytes, mut calls) = (0, 0);
-        for package in &self.packages {
-            match package.stage {
-                Stage::Experts { layer, .. } => {
-                    let mut stages: Vec<&Stage> = package.functions.iter().map(|request| &request.stage).collect();
-                    stages.dedup();
-                    let each = package.weight_bytes / stages.len().max(1) as u64;
-                    parts.entry(layer).or_default().extend(stages.iter().map(|_| each));
-                }
-                Stage::Layers { .. } | Stage::FeedForward { .. } | Stage::Head { .. } | Stage::Model { .. } => {
-                    bytes += package.weight_bytes;
-                    calls += 1;
-                }
-            }
-        }
-        for mut parts in parts.into_values() {
-            parts.sort_unstable_by(|a, b| b.cmp(a));
-            parts.truncate(self.experts_per_token as usize);
-            bytes += parts.iter().sum::<u64>();
-            calls += parts.len();
-        }
-        (bytes, calls)
+    /// Maximum number of experts that a token is routed to in a layer, including the function that joins them.
+    pub fn experts_per_token(&self) -> u64 {
+        self.experts.iter().flatten().map(|of| of.per_token + u64::from(of.joined)).max().unwrap_or(0)
     }
 
     /// Number of layers of the largest package.
