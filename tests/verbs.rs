@@ -394,6 +394,38 @@ fn the_demo_runs_from_the_repository_and_says_what_it_proved() {
     }
 }
 
+#[test]
+fn the_redaction_demo_agrees_with_transformers_and_redacts_its_letter() {
+    let (code, stdout, stderr) = run(&["demo", "--redact"]);
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    for part in ["structure", "parity", "layers 0 to 3", "cosine (min)", "My husband, <PRIVATE_PERSON>, pays"] {
+        assert!(stdout.contains(part), "no `{part}` in:\n{stdout}");
+    }
+    let letter = std::fs::read_to_string(repository("demo/redact/letter.txt")).unwrap();
+    let private = [
+        "Lindholm",
+        "Harrow Lane",
+        "9135",
+        "3 March",
+        "brightmail",
+        "7700",
+        "Idris",
+        "NWBK",
+        "sk-8fK",
+        "photos.",
+        "Vance",
+    ];
+    for word in private {
+        assert!(letter.contains(word) && !stdout.contains(word), "{word} in {stdout}");
+    }
+    let words = ["demo", "--redact", "--prompt", "Call Peter Miller on +44 20 7946 0958.", "--json"];
+    let (code, stdout, stderr) = run(&words);
+    assert_eq!(code, 0, "{stderr}");
+    let result: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(result["spans"].as_array().unwrap().len(), 2, "{stdout}");
+    assert_eq!(run(&["demo", "--redact", "--seed", "1"]).0, 2);
+}
+
 /// Answers come first and fit a screen; `--details` shows all rows.
 #[test]
 fn summaries_fit_a_screen() {

@@ -23,7 +23,7 @@ for package in "$folder"/package/*.crate; do
 done
 # files that crates read at compile time
 for file in anec-manifest:manifests/demo.yaml anec-manifest:manifests/configs/demo.json anec-advice:tables/ane-rules.yaml anec-validate:gates.yaml anec-experiment:probes.yaml \
-  anec-cli:demo/model/model.safetensors anec-cli:demo/golden.safetensors; do
+  anec-cli:demo/model/model.safetensors anec-cli:demo/golden.safetensors anec-cli:demo/redact/model/model.safetensors; do
   name=${file%%:*}
   tar -tzf "$folder/package/$name"-[0-9]*.crate | grep "^$name-[^/]*/${file#*:}\$" >/dev/null ||
     { echo "packages: $name lacks ${file#*:}" >&2; failed=1; }

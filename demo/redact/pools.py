@@ -1,5 +1,7 @@
 """What texts are made of: names, words and templates, in two disjoint parts, for training and for measuring."""
 
+from pathlib import Path
+
 # One entry of each list in so many is held out.
 HELD_OUT_EVERY = 6
 
@@ -48,7 +50,7 @@ ember evergreen fairwind falcon fernhill foxglove glacier granite greenleaf harv
 juniper keystone lantern larkspur lighthouse lumen marigold meridian mosaic nimbus northwind oakbridge orbit osprey pebble
 pinecone pioneer quartz redwood ripple saffron sequoia silverline skylark sparrow starling summit sunrise tamarack thistle
 tidewater timber topaz tundra verdant vertex willowbrook wren zephyr""".split()
-WORDS = """able about account across address afternoon agenda agree air almost along already answer apple april area around
+EVERYDAY = """able about account across address afternoon agenda agree air almost along already answer apple april area around
 article attach autumn back balance bank basket battery because before behind best between big bill black blue board boat
 book box bread break bridge bright bring brown budget build button call camera card careful change chapter chart check
 city clean clear clock close cloud coffee cold colour common company complete contract copy corner cost count country
@@ -67,6 +69,56 @@ side sign simple site size small smooth snow soft solid son song soon sort south
 step stock stone store storm story street strong student subject sugar summer support sure system table team test text thick
 thin ticket time title today together tool top total town track train travel tree trip update usual value version view
 visit wait walk wall warm water weather website week west wheel white wide window winter wood word work year yellow""".split()
+# Also the words of this repository's book, most of them technical.
+WORDS = EVERYDAY * 4 + (Path(__file__).parent / "words.txt").read_text(encoding="utf-8").split()
+FUNCTION_WORDS = """a about after all also an and any are as at be because been before but by can could do each few for from
+had has have he her here his how i if in into is it its just like many may me more most must my no not now of on one only or
+our out over please same she should since so some soon still than thank that the their them then there these they this those
+to too until up us was we were what when where which while who will with without would yes yet you your""".split()
+# Words before a private value in loose sentences, and names of a field that holds it.
+CUES = {
+    "person": (
+        ["", "", "", "with", "by", "from", "and", "to", "for", "Mr.", "Ms.", "Mrs.", "Dr.", "called", "both"],
+        "name customer user owner contact author witness patient tenant sender",
+    ),
+    "first": (["", "", "with", "and", "by", "from", "to", "dear", "my son", "my wife"], "name user nickname first"),
+    "address": (["", "at", "to", "lives at", "in", "from", "near"], "address home street delivery billing location"),
+    "date": (
+        ["", "on", "since", "born on", "before", "by", "until", "after"],
+        "date born birthday dob since expires day",
+    ),
+    "email": (["", "", "to", "at", "from", "mail", "write to", "via"], "email mail e-mail contact from login"),
+    "phone": (
+        ["on", "at", "phone", "call", "number", "ring", "mobile", "text", "tel.", "whatsapp", "fax"],
+        "phone tel mobile telephone fax whatsapp cell number",
+    ),
+    "url": (["", "at", "see", "on", "from", "under", "here:"], "url link website page homepage profile"),
+    "account": (
+        [
+            "account",
+            "IBAN",
+            "account number",
+            "to account",
+            "bank account",
+            "customer number",
+            "IBAN:",
+            "member number",
+        ],
+        "account iban account_number acct customer_number",
+    ),
+    "card": (["", "card", "Visa", "Mastercard", "with card", "card number"], "card card_number visa creditcard"),
+    "ssn": (["", "SSN", "social security number", "number"], "ssn social_security"),
+    "passport": (["passport", "passport number", "passport no.", "licence"], "passport licence document"),
+    "password": (
+        ["password", "the password is", "password:", "pass", "passphrase", "with the password", "key"],
+        "password pass passwd pwd passphrase",
+    ),
+    "pin": (["PIN", "the PIN is", "pin", "code", "door code", "passcode"], "pin passcode code"),
+    "secret": (
+        ["", "key", "token", "secret", "the API key", "bearer"],
+        "api_key token secret key access_token api-key bearer credential",
+    ),
+}
 MONTHS = "January February March April May June July August September October November December".split()
 WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 SYLLABLES = """ba be bo bra chi da de do dra el en er fa fi fo ga gi gra ha hel ho in is ja ka ki ko kra la le li lo lu ma me

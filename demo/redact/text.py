@@ -11,9 +11,25 @@ syllables, numbers are random. Held-out texts share no template, name, street, c
 
 import argparse
 import random
+import re
 import string
 
-from pools import ADJECTIVES, ENDINGS, MONTHS, RELATIVES, STARTS, SYLLABLES, TITLES, VERBS, WEEKDAYS, WORDS, pools
+from pools import (
+    ADJECTIVES,
+    CUES,
+    ENDINGS,
+    EVERYDAY,
+    FUNCTION_WORDS,
+    MONTHS,
+    RELATIVES,
+    STARTS,
+    SYLLABLES,
+    TITLES,
+    VERBS,
+    WEEKDAYS,
+    WORDS,
+    pools,
+)
 
 KINDS = [
     "account_number",
@@ -25,23 +41,45 @@ KINDS = [
     "private_url",
     "secret",
 ]
+# Share of paragraphs without a template.
+LOOSE = 0.65
+# Slots of ordinary values.
+ORDINARY = "word Word number longnumber price version time weekday month year company city Phrase title".split()
+# Text before a field, between fields and after a field, and at the ends; two braces stand for one.
+FORMS = [
+    ("NAME: ", "\n", "", ("", "")),
+    ("NAME = ", "\n", "", ("", "")),
+    ("NAME=", " ", "", ("", "")),
+    ("NAME=", "&", "", ("?", "")),
+    ("<NAME>", "", "</NAME>", ("", "")),
+    ("<td>", "", "</td>", ("<tr>", "</tr>")),
+    ('"NAME": "', ", ", '"', ("{{", "}} ")),
+    ('NAME = "', "\n", '"', ("", "")),
+    ("", ",", "", ("", "")),
+    ("", "; ", "", ("", "")),
+    ("", " | ", "", ("| ", " |")),
+    ("- NAME: ", "\n", "", ("", "")),
+    ("", ", ", "", ("", "")),
+    ("NAME (", ", ", ")", ("", "")),
+]
 
 
 class Writer:
     """Writes texts with a random generator of its own."""
 
-    def __init__(self, seed: int, held_out: bool = False):
+    def __init__(self, seed: int | str, held_out: bool = False):
         self.r = random.Random(f"{seed} {held_out}")
-        self.pools = pools(held_out)
+        self.held_out, self.pools = held_out, pools(held_out)
 
     def text(self) -> tuple[str, list[tuple[int, int, str]]]:
         """A text and its spans: start, end (in characters) and kind, in order."""
         parts, spans, at = [], [], 0
-        style = self.r.random()
+        lower = self.r.random() < 0.03
         for _ in range(self.r.randint(1, 7)):
-            paragraph, own = self.paragraph(self.r.choice(self.pools["template"]))
-            if style < 0.08:
-                paragraph = paragraph.lower() if len(paragraph.lower()) == len(paragraph) else paragraph
+            loose = self.r.random() < LOOSE and not self.held_out
+            paragraph, own = self.loose() if loose else self.paragraph(self.r.choice(self.pools["template"]))
+            if lower and len(paragraph.lower()) == len(paragraph):
+                paragraph = paragraph.lower()
             separator = self.r.choice(["\n", "\n", "\n\n", " ", " ", " "]) if parts else ""
             at += len(separator)
             spans += [(start + at, end + at, kind) for start, end, kind in own]
@@ -59,8 +97,51 @@ class Writer:
                 if kind:
                     spans.append((len(out), len(out) + len(value), kind))
                 out += value
-            out += rest.replace("\0", "{").replace("\1", "}")
+            out += self.noisy(rest).replace("\0", "{").replace("\1", "}")
         return out, spans
+
+    def noisy(self, text: str) -> str:
+        """A template's own text, in training with some of its words replaced, so that templates aren't learned by heart."""
+        if self.held_out or self.r.random() < 0.3:
+            return text
+        other = lambda word: self.common() if self.r.random() < 0.15 else word[0]  # noqa: E731
+        return re.sub(r"\b[a-z]{3,}\b", other, text)
+
+    def loose(self) -> tuple[str, list[tuple[int, int, str]]]:
+        """A paragraph without a template: values among random words, or in the fields of a form, a table or code."""
+        parts, slot = [], lambda: self.r.choice([*CUES, "person", "person", "first", "first", "first"])  # noqa: E731
+        form = self.r.random()
+        if form < 0.6:
+            for _ in range(self.r.randint(1, 6)):
+                parts.append(" ".join(self.common() for _ in range(self.r.randint(0, 7))))
+                if self.r.random() < 0.4:
+                    kind = slot()
+                    parts += [self.r.choice(CUES[kind][0]), "{" + kind + "}"]
+                elif self.r.random() < 0.3:
+                    parts.append("{" + self.r.choice(ORDINARY) + "}")
+                parts.append(self.r.choice(["", "", "", ",", ",", ".", ";", ":", "?", " -", "!"]))
+            text = re.sub(r" +([,.;:?!])", r"\1", " ".join(part for part in parts if part))
+            text = re.sub(r"(^|[.?!] )([a-z])", lambda found: found[1] + found[2].upper(), text)
+        elif form < 0.7:
+            words = " ".join(self.common() for _ in range(self.r.randint(1, 3))).capitalize()
+            text = self.r.choice(
+                [
+                    f"{words},\n{{person}}",
+                    f"{words},\n{{first}}",
+                    f"{words}, {{person}}",
+                    f"{words} {{first}},",
+                    f"{words} {{first}}!",
+                ]
+            )
+        else:
+            before, between, after, end = self.r.choice(FORMS)
+            for _ in range(self.r.randint(1, 4)):
+                kind = slot() if self.r.random() < 0.7 else self.r.choice(ORDINARY)
+                name = self.r.choice(CUES[kind][1].split() if kind in CUES else EVERYDAY)
+                name = self.r.choice([name, name, name.upper(), name.capitalize(), f"{self.word()}_{name}"])
+                parts.append(f"{before.replace('NAME', name)}{{{kind}}}{after.replace('NAME', name)}")
+            text = end[0] + between.join(parts) + end[1]
+        return self.paragraph(text)
 
     def value(self, slot: str) -> tuple[str, str | None]:
         kinds = {
@@ -128,8 +209,12 @@ class Writer:
 
     def address(self) -> str:
         street, city = self.of("street"), self.of("city", 0.15)
-        house = str(self.r.randint(1, 9999 if self.r.random() < 0.3 else 250)) + self.r.choice(["", "", "", "", "a", "B"])
-        way = self.r.choice("Street Road Lane Avenue Drive Close Way Court Place Square St Ave Rd Blvd St. Terrace".split())
+        house = str(self.r.randint(1, 9999 if self.r.random() < 0.3 else 250)) + self.r.choice(
+            ["", "", "", "", "a", "B"]
+        )
+        way = self.r.choice(
+            "Street Road Lane Avenue Drive Close Way Court Place Square St Ave Rd Blvd St. Terrace".split()
+        )
         letters = lambda n: "".join(self.r.choices("ABCDEFGHLMNPRSTUWXY", k=n))  # noqa: E731
         code = self.r.choice(
             [
@@ -150,7 +235,9 @@ class Writer:
             flat = self.r.choice(["Flat", "Apt", "Unit", "Suite", "Apartment"])
             return f"{flat} {self.r.randint(1, 60)}, {house} {street} {way}{comma}{city} {code}"
         if form < 0.82:
-            return f"{house} {street} {way}, {self.r.choice(['Apt', 'Unit', '#'])} {self.r.randint(1, 60)}, {city}, {code}"
+            return (
+                f"{house} {street} {way}, {self.r.choice(['Apt', 'Unit', '#'])} {self.r.randint(1, 60)}, {city}, {code}"
+            )
         if form < 0.92:
             ending = self.r.choice(["straße", "weg", "gasse", "gatan", "laan", "platz"])
             return f"{street}{ending} {house}{comma}{self.digits(5)} {city}"
@@ -227,7 +314,11 @@ class Writer:
 
     def url(self) -> str:
         host = self.host()
-        path = "/".join(self.r.choices([self.word(), self.plain(self.first()), self.digits(4), self.token(8)], k=self.r.randint(0, 3)))
+        path = "/".join(
+            self.r.choices(
+                [self.word(), self.plain(self.first()), self.digits(4), self.token(8)], k=self.r.randint(0, 3)
+            )
+        )
         query = f"?{self.word()}={self.token(self.r.randint(4, 12))}" if self.r.random() < 0.3 else ""
         start = self.r.choice(["https://", "https://", "https://www.", "http://", "www.", f"https://{self.word()}."])
         return f"{start}{host}{'/' if path or query else ''}{path}{query}"
@@ -239,6 +330,9 @@ class Writer:
             [
                 f"{country}{d(2)} " + " ".join(d(4) for _ in range(self.r.randint(3, 5))) + f" {d(2)}",
                 f"{country}{d(self.r.randint(18, 22))}",
+                f"{country}{d(2)} {self.token(4, string.ascii_uppercase)} "
+                + " ".join(d(4) for _ in range(3))
+                + f" {d(2)}",
                 f"{country}{d(2)}{''.join(self.r.choices(string.ascii_uppercase, k=4))}{d(14)}",
                 d(8),
                 d(10),
@@ -259,7 +353,9 @@ class Writer:
         return f"{self.digits(3)}-{self.digits(2)}-{self.digits(4)}"
 
     def passport(self) -> str:
-        return "".join(self.r.choices(string.ascii_uppercase, k=self.r.randint(1, 2))) + self.digits(self.r.randint(6, 8))
+        return "".join(self.r.choices(string.ascii_uppercase, k=self.r.randint(1, 2))) + self.digits(
+            self.r.randint(6, 8)
+        )
 
     def token(self, count: int, letters: str = string.ascii_letters + string.digits) -> str:
         return "".join(self.r.choices(letters, k=count))
@@ -300,6 +396,10 @@ class Writer:
 
     def word(self) -> str:
         return self.r.choice(WORDS)
+
+    def common(self) -> str:
+        draw = self.r.random()
+        return self.nonsense() if draw < 0.04 else self.r.choice(FUNCTION_WORDS if draw < 0.5 else WORDS)
 
     lowword = word
 
@@ -362,7 +462,9 @@ class Writer:
 
     def time(self) -> str:
         hour, minute = self.r.randint(0, 23), self.r.randint(0, 59)
-        return self.r.choice([f"{hour:02}:{minute:02}", f"{hour % 12 + 1} {self.r.choice(['am', 'pm'])}", f"{hour}:{minute:02}"])
+        return self.r.choice(
+            [f"{hour:02}:{minute:02}", f"{hour % 12 + 1} {self.r.choice(['am', 'pm'])}", f"{hour}:{minute:02}"]
+        )
 
     def number(self) -> str:
         return str(self.r.choice([self.r.randint(0, 9), self.r.randint(10, 99), self.r.randint(100, 9999)]))

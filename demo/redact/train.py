@@ -4,8 +4,9 @@
     python demo/redact/train.py --out demo/redact/model
     python demo/redact/train.py --check demo/redact/model
 
-Twelve minutes on one core. Texts come from text.py; labels are B, I, E, S of the published eight kinds. The model is
-measured on held-out texts by exact spans, which are those of the best sequence of labels that makes whole spans.
+Six minutes on one H100 with `--workers 7`; more than an hour on one core. Texts come from text.py; labels are B, I, E, S
+of the published eight kinds. The model is measured on held-out texts by exact spans, which are those of the best
+sequence of labels that makes whole spans.
 """
 
 import argparse
@@ -27,6 +28,8 @@ END = "<|endoftext|>"
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LABELS = ["O"] + [f"{place}-{kind}" for kind in KINDS for place in "BIES"]
 CONTEXT = 512
+# The published model's configuration, whose keys the tiny one has.
+PUBLISHED = Path(__file__).parents[2] / "src/manifest/manifests/configs/privacy-filter.json"
 
 
 def config(vocab_size: int) -> OpenAIPrivacyFilterConfig:
@@ -94,14 +97,22 @@ def labelled(tokenizer: Tokenizer, text: str, spans: list) -> tuple[list[int], l
     return encoded.ids, labels
 
 
-def row(tokenizer: Tokenizer, writer: Writer, length: int) -> tuple[list[int], list[int]]:
-    """Texts one after the other, the first from its beginning, cut to a length."""
-    ids, labels = [], []
-    while len(ids) < length:
-        text, spans = writer.text()
-        more = labelled(tokenizer, text + "\n\n", spans)
-        ids, labels = ids + more[0], labels + more[1]
-    return ids[:length], labels[:length]
+class Rows(torch.utils.data.Dataset):
+    """Rows of tokens and labels, each of texts one after the other, the first from its beginning."""
+
+    def __init__(self, tokenizer: Tokenizer, seed: int, count: int, length: int):
+        self.tokenizer, self.seed, self.count, self.length = tokenizer, seed, count, length
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        writer, ids, labels = Writer(f"{self.seed} {index}"), [], []
+        while len(ids) < self.length:
+            text, spans = writer.text()
+            more = labelled(self.tokenizer, text + "\n\n", spans)
+            ids, labels = ids + more[0], labels + more[1]
+        return torch.tensor(ids[: self.length]), torch.tensor(labels[: self.length])
 
 
 def follows(before: str, after: str) -> bool:
@@ -170,35 +181,37 @@ def train(args, tokenizer: Tokenizer):
     model = AutoModelForTokenClassification.from_config(
         config(tokenizer.get_vocab_size()), attn_implementation="eager", experts_implementation="eager"
     )
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model.to(device).train()
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{parameters} parameters, {args.steps} steps of {args.batch} x {args.length} tokens", flush=True)
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": args.decay}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=args.rate, betas=(0.9, 0.95))
-    writer, started, warmup = Writer(args.seed), time.time(), args.steps // 20
-    model.train()
-    for step in range(1, args.steps + 1):
+    started, warmup = time.time(), args.steps // 20
+    rows = Rows(tokenizer, args.seed, args.steps * args.batch, args.length)
+    batches = torch.utils.data.DataLoader(rows, args.batch, num_workers=args.workers)
+    for step, (ids, labels) in enumerate(batches, start=1):
         cosine = 0.5 * (1 + math.cos(math.pi * max(0, step - warmup) / max(1, args.steps - warmup)))
         for group in optimizer.param_groups:
             group["lr"] = args.rate * min(step / max(1, warmup), 0.02 + 0.98 * cosine)
-        rows = [row(tokenizer, writer, args.length) for _ in range(args.batch)]
-        ids, labels = (torch.tensor(part) for part in zip(*rows, strict=True))
-        loss = F.cross_entropy(model(ids).logits.flatten(0, 1), labels.flatten())
+        loss = F.cross_entropy(model(ids.to(device)).logits.flatten(0, 1), labels.to(device).flatten())
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if step % args.every == 0:
             print(f"  {step:5d}  loss {loss.item():.4f}  {time.time() - started:.0f} s", flush=True)
-    return model.eval()
+    return model.eval().cpu()
 
 
 def export(model, tokenizer: Tokenizer, folder: Path) -> None:
     """A Hugging Face folder, weights in fp16."""
     folder.mkdir(parents=True, exist_ok=True)
-    values = {k: v for k, v in model.config.to_dict().items() if k not in ("transformers_version", "_name_or_path")}
-    values["dtype"] = "float16"
+    values = model.config.to_dict() | {"dtype": "float16"}
+    published = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    values = {key: values[key] for key in published if key in values and key != "transformers_version"}
     tokenizer_config = {
         "add_bos_token": False,
         "bos_token": None,
@@ -210,7 +223,7 @@ def export(model, tokenizer: Tokenizer, folder: Path) -> None:
         "unk_token": None,
     }
     for name, value in (("config.json", values), ("tokenizer_config.json", tokenizer_config)):
-        (folder / name).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        (folder / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
     tokenizer.save(str(folder / "tokenizer.json"))
     weights = {name: value.half().contiguous() for name, value in model.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -221,12 +234,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the model is put")
     parser.add_argument("--check", type=Path, help="only measure this model")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--vocab", type=int, default=1024)
-    parser.add_argument("--batch", type=int, default=12)
+    parser.add_argument("--vocab", type=int, default=2048)
+    parser.add_argument("--batch", type=int, default=48)
     parser.add_argument("--length", type=int, default=160)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--decay", type=float, default=0.05)
+    parser.add_argument("--workers", type=int, default=0, help="processes that write texts")
     parser.add_argument("--every", type=int, default=100, help="steps between reports")
     parser.add_argument("--texts", type=int, default=1000, help="texts to measure on")
     args = parser.parse_args()

@@ -181,7 +181,7 @@ struct SelfCheck {
 impl SelfCheck {
     fn run() -> Self {
         let start = Instant::now();
-        let checked = demo_model::self_check(progress::bytes());
+        let checked = demo_model::LANGUAGE.self_check(progress::bytes());
         let seconds = start.elapsed().as_secs_f64();
         match checked {
             Ok(report) => {

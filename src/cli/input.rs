@@ -36,12 +36,10 @@ impl Input {
             Some(name) => Manifest::open(name, &self.sets)?,
             None => Manifest::from_yaml("", "of the command line", &self.sets)?,
         };
-        // the demo's source is built in and needs no files
-        let names_demo =
-            builtin::find(demo_model::MANIFEST).is_ok_and(|b| manifest.source.as_deref() == Some(b.source()));
-        if self.source.is_none() && names_demo && !manifest.source.as_ref().is_some_and(|path| Path::new(path).exists())
-        {
-            manifest.source = Some(demo_model::source()?.display().to_string());
+        // the sources of the demos are built in and need no files
+        let named = manifest.source.as_deref().filter(|source| self.source.is_none() && !Path::new(source).exists());
+        if let Some(demo) = named.and_then(builtin::for_source).and_then(|found| demo_model::find(found.name)) {
+            manifest.source = Some(demo.source()?.display().to_string());
         }
         if let Some(source) = &self.source {
             let source = source.to_str().ok_or_else(|| {

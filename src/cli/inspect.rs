@@ -102,9 +102,9 @@ impl InspectArgs {
     /// or the demo's files.
     fn source(&self) -> Result<Source> {
         match builtin::find(&self.path) {
-            Ok(found) if !PathBuf::from(&self.path).exists() => match found.name {
-                demo_model::MANIFEST => Ok(Source::open_path(&demo_model::source()?)?),
-                _ => published(found),
+            Ok(found) if !PathBuf::from(&self.path).exists() => match demo_model::find(found.name) {
+                Some(demo) => Ok(Source::open_path(&demo.source()?)?),
+                None => published(found),
             },
             _ => Ok(Source::open_observed(&self.path, &progress::bytes())?),
         }

@@ -201,9 +201,8 @@ impl Runner {
         let cache = BundleCache::from_env()?;
         let bar = progress::bytes();
         let folder = match found {
-            Some(found) if found.name == demo_model::MANIFEST => {
-                let manifest = Manifest::from_yaml(found.text, found.name, &[])?;
-                let manifest = Manifest { source: Some(demo_model::source()?.display().to_string()), ..manifest };
+            Some(found) if let Some(demo) = demo_model::find(found.name) => {
+                let manifest = Manifest { source: Some(demo.source()?.display().to_string()), ..demo.manifest()? };
                 cache.converted(found.name, "built-in", manifest, "its built-in manifest", &bar)
             }
             Some(found) => cache.of_hub(found.source(), &bar),

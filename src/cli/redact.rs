@@ -3,16 +3,19 @@
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Read, Write};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anec::base::FileError;
 use anec::base::output::OutputFile;
 
-use serde_json::json;
+use serde_json::{Value as Json, json};
 
 use super::model::{Labels, Runner};
 use anec::base::Result;
-use anec::runtime::classify::redact::{Piece, RedactionSummary, Redactor};
+use anec::runtime::LoadedModel;
+use anec::runtime::classify::bioes::Biases;
+use anec::runtime::classify::redact::{Piece, RedactionSummary, Redactor, Span};
 
 /// Size in bytes of a read.
 const READ: usize = 1 << 16;
@@ -50,11 +53,8 @@ impl RedactArgs {
         let mut sink = |piece: Piece<'_>| match piece {
             Piece::Kept(_) if self.json => Ok(()),
             Piece::Kept(text) => out.write(text),
-            Piece::Span(span) if self.json => {
-                let line = json!({"label": kinds[span.kind], "start": span.range.start, "end": span.range.end});
-                out.write(format!("{line}\n").as_bytes())
-            }
-            Piece::Span(span) => out.write(format!("<{}>", kinds[span.kind].to_uppercase()).as_bytes()),
+            Piece::Span(span) if self.json => out.write(format!("{}\n", entry(span, &kinds)).as_bytes()),
+            Piece::Span(span) => out.write(placeholder(span, &kinds).as_bytes()),
         };
         let mut buffer = vec![0; READ];
         let summary = loop {
@@ -79,6 +79,36 @@ impl RedactArgs {
             }
         }
     }
+}
+
+/// Text in place of a span.
+fn placeholder(span: &Span, kinds: &[String]) -> String {
+    format!("<{}>", kinds[span.kind].to_uppercase())
+}
+
+/// Label and byte range of a span.
+fn entry(span: &Span, kinds: &[String]) -> Json {
+    json!({"label": kinds[span.kind], "start": span.range.start, "end": span.range.end})
+}
+
+/// Redacts a short text; returns it with its spans.
+pub(super) fn redact(model: &Arc<LoadedModel>, text: &str) -> Result<(String, Vec<Json>)> {
+    let mut redactor = Redactor::new(model, &[], Biases::default(), None)?;
+    let kinds = redactor.scheme().kinds().to_vec();
+    let (mut redacted, mut spans) = (Vec::new(), Vec::new());
+    let mut sink = |piece: Piece<'_>| {
+        match piece {
+            Piece::Kept(text) => redacted.extend_from_slice(text),
+            Piece::Span(span) => {
+                redacted.extend(placeholder(span, &kinds).bytes());
+                spans.push(entry(span, &kinds));
+            }
+        }
+        Ok(())
+    };
+    redactor.push(text.as_bytes(), &mut sink)?;
+    redactor.finish(&mut sink)?;
+    Ok((String::from_utf8_lossy(&redacted).into_owned(), spans))
 }
 
 /// One-line summary.

@@ -117,9 +117,9 @@ fn scale_fixed_rows(quant: &mut Quant) {
     }
 }
 
-/// Sets defaults for texts and calls of encoders: a text has to fit into a call, and there may be fewer positions than
-/// the default context.
-fn whole_texts(manifest: &mut Manifest, positions: u64) {
+/// Sets defaults for models that see both sides of a token: one call holds a text, or as much of it as possible, and
+/// there may be fewer positions than the default context.
+fn long_calls(manifest: &mut Manifest, positions: u64) {
     let default = Manifest::default();
     if manifest.context == default.context {
         let Contexts::One(tokens) = default.context else { return };
@@ -137,8 +137,8 @@ pub fn resolve(manifest: &Manifest, source: &Source, model: &dyn FamilyModel) ->
     manifest.family = Some(model.facts().family.clone());
     manifest.source = Some(source.name().to_owned());
     manifest.name.get_or_insert_with(|| name_of(source.name()));
-    if model.facts().takes_whole_texts() {
-        whole_texts(&mut manifest, model.facts().max_position_embeddings);
+    if model.facts().is_bidirectional() {
+        long_calls(&mut manifest, model.facts().max_position_embeddings);
     }
     if manifest.transforms == Transforms::Auto && model.norms_behind_blocks() {
         scale_fixed_rows(&mut manifest.quant);

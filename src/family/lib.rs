@@ -340,11 +340,6 @@ impl FamilyFacts {
             Purpose::TextEmbedding { bidirectional, .. } => *bidirectional,
         }
     }
-
-    /// Returns whether every token sees the whole text, so that a text must fit into one call.
-    pub fn takes_whole_texts(&self) -> bool {
-        self.is_bidirectional() && self.label_set().is_none()
-    }
 }
 
 /// A model that can be built into functions.

@@ -26,11 +26,6 @@ impl Builtin {
         let line = self.text.lines().find_map(|line| line.strip_prefix("# doubted:"));
         line.unwrap_or_default().split(',').map(str::trim).filter(|rule| !rule.is_empty())
     }
-
-    /// Gate that the manifest's form is known to fail, from a comment line `# gate: …`.
-    pub fn failed_gate(&self) -> Option<&'static str> {
-        self.text.lines().find_map(|line| line.strip_prefix("# gate: "))
-    }
 }
 
 macro_rules! builtin {
@@ -48,6 +43,7 @@ const ALL: &[Builtin] = builtin![
     "bge-m3",
     "command-r7b",
     "demo",
+    "demo-redact",
     "embeddinggemma-300m",
     "ernie-4.5-0.3b",
     "exaone-4-1.2b",
@@ -166,9 +162,11 @@ mod tests {
     }
 
     #[test]
-    fn the_demo_has_the_configuration_of_its_model() {
-        let config = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../demo/model/config.json"));
-        assert_eq!(find("demo").unwrap().config, config.unwrap());
+    fn the_demos_have_the_configurations_of_their_models() {
+        for b in all().iter().filter(|b| b.name.starts_with("demo")) {
+            let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(b.source());
+            assert_eq!(b.config, std::fs::read_to_string(folder.join("config.json")).unwrap());
+        }
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub fn table() -> String {
 
     let manifests: Vec<(&str, String)> = builtin::all()
         .iter()
-        .filter(|builtin| builtin.name != "demo")
+        .filter(|builtin| !builtin.name.starts_with("demo"))
         .map(|builtin| {
             let manifest = Manifest::from_yaml(builtin.text, builtin.name, &[]).unwrap();
             (builtin.name, manifest.family.expect(builtin.name))
