@@ -173,13 +173,15 @@ pub fn combination(draw: &mut Draw, fixtures: &[Fixture]) -> Combination {
     set("shards.divide", divide);
     set("lm_head.split", draw.one_of(&["1", "2", "3"]));
     set("lm_head.logits", "true");
-    match draw.below(3) {
+    // drawn apart, so that a seed's other choices stay as they were
+    let mut of_head = Draw(draw.0);
+    match of_head.below(3) {
         0 => set("lm_head.argmax", "true"),
         1 => set("lm_head.top_k", "3"),
         _ => {}
     }
     let apart = divide != "none" || sets.iter().any(|set| ["experts=split", "experts=routed"].contains(&set.as_str()));
-    if !apart && draw.below(3) == 0 {
+    if !apart && of_head.below(3) == 0 {
         sets.push("lm_head.split=none".into());
     }
     Combination { fixture, sets, sizes: sizes.to_vec(), least }
