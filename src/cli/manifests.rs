@@ -25,7 +25,7 @@ impl ManifestsArgs {
             if self.json {
                 let row = |(b, manifest): &(&builtin::Builtin, Manifest)| {
                     let doubted: Vec<&str> = b.doubted().collect();
-                    json!({"name": b.name, "manifest": manifest, "doubted": doubted, "failed_gate": b.failed_gate()})
+                    json!({"name": b.name, "manifest": manifest, "doubted": doubted})
                 };
                 print_json(&all.iter().map(row).collect::<Vec<_>>());
             } else {
