@@ -269,7 +269,7 @@ fn texts_are_prepared_as_sentence_transformers_does() {
         let room = tempfile::tempdir().unwrap();
         let (source, out) = (room.path().join("source"), room.path().join("b"));
         model::copy(&fixture("bert-mean"), &source);
-        model::copy(&fixture("preparation").join(settings), &source);
+        model::copy(&folder::repository("tests/fixtures/sentence_transformers").join(settings), &source);
         let model = convert(&source, &out, &["name=m"]);
         let (embedder, tokenizer) =
             (Embedder::new(&model, None).unwrap(), Tokenizer::of(model.bundle(), &out).unwrap());

@@ -52,7 +52,7 @@ pub fn fixtures() -> BTreeMap<String, Vec<Fixture>> {
     let mut encoders: Vec<PathBuf> =
         std::fs::read_dir(root.with_file_name("encoders")).unwrap().map(|entry| entry.unwrap().path()).collect();
     encoders.sort();
-    for folder in encoders.into_iter().filter(|folder| folder.join("config.json").is_file()) {
+    for folder in encoders.into_iter().filter(|folder| folder.is_dir()) {
         let config = json(&folder.join("config.json"));
         let classifies = config["architectures"][0].as_str().unwrap().ends_with("Classification");
         let kind = if classifies { Kind::TextClassifier } else { Kind::Embedder };
