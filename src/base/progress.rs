@@ -1,7 +1,7 @@
 //! Progress events of long operations.
 //!
 //! ```
-//! use anec_base::progress::{Progress, ProgressEvent};
+//! use anec_base::{Progress, ProgressEvent};
 //!
 //! let progress = Progress::new(|event| {
 //!     if let ProgressEvent::Stage(name) = event {

@@ -3,7 +3,8 @@
 //!
 //! ```
 //! use anec_bundle::Bundle;
-//! use anec_validate::{GatesReport, Verdict, structure};
+//! use anec_validate::structure::structure;
+//! use anec_validate::verdict::{GatesReport, Verdict};
 //!
 //! # let folder = tempfile::tempdir().unwrap();
 //! # let folder = folder.path().join("demo.anec");
