@@ -24,13 +24,14 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import bpe
 import torch
 import torch.nn.functional as F
+from bpe import END
 from safetensors.torch import save_file
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 from torch import nn
 
-END = "<|endoftext|>"
 # Qwen2's and Qwen3's own split: contractions, words, single digits, punctuation, blanks.
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
@@ -157,23 +158,8 @@ class Qwen3(nn.Module):
 
 
 def train_tokenizer(chapters: list[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE built from the same parts as Qwen's tokenizer.json."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(chapters, trainer)
+    """Byte-level BPE of the chapters."""
+    tokenizer = bpe.train(chapters, vocab_size, SPLIT)
     if tokenizer.get_vocab_size() != vocab_size:
         raise SystemExit(f"the text gives {tokenizer.get_vocab_size()} tokens of {vocab_size}")
     return tokenizer

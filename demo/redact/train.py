@@ -12,6 +12,7 @@ sequence of labels that makes whole spans.
 import argparse
 import json
 import math
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -20,10 +21,14 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from text import KINDS, Writer
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 from transformers import AutoModelForTokenClassification, OpenAIPrivacyFilterConfig
 
-END = "<|endoftext|>"
+# the module beside the folder
+sys.path.append(str(Path(__file__).parents[1]))
+import bpe  # noqa: E402
+from bpe import END  # noqa: E402
+
 # Words, single digits, punctuation, blanks.
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LABELS = ["O"] + [f"{place}-{kind}" for kind in KINDS for place in "BIES"]
@@ -65,24 +70,8 @@ def config(vocab_size: int) -> OpenAIPrivacyFilterConfig:
 
 def train_tokenizer(vocab_size: int, seed: int) -> Tokenizer:
     """Byte-level BPE of generated texts."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
     writer = Writer(seed)
-    tokenizer.train_from_iterator([writer.text()[0] for _ in range(5000)], trainer)
-    return tokenizer
+    return bpe.train([writer.text()[0] for _ in range(5000)], vocab_size, SPLIT)
 
 
 def labelled(tokenizer: Tokenizer, text: str, spans: list) -> tuple[list[int], list[int]]:
