@@ -118,24 +118,6 @@ pub enum Pooling {
     Last,
 }
 
-impl TextEmbedding {
-    /// Returns an embedding without projections, normalization and preparation of texts.
-    pub fn new(bidirectional: bool, pooling: Pooling) -> Self {
-        TextEmbedding {
-            bidirectional,
-            pooling,
-            projections: Vec::new(),
-            normalize: false,
-            prompts: BTreeMap::new(),
-            default_prompt: None,
-            skips_prompt: false,
-            lowercase: false,
-            max_tokens: None,
-            dimensions: None,
-        }
-    }
-}
-
 /// How a text becomes a vector: its final hidden states are pooled, projected, and divided by their length.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TextEmbedding {
@@ -148,6 +130,14 @@ pub struct TextEmbedding {
     pub projections: Vec<Projection>,
     /// Whether the vector is divided by its Euclidean length.
     pub normalize: bool,
+    /// Preparation of texts.
+    #[serde(flatten)]
+    pub texts: TextPreparation,
+}
+
+/// Preparation of texts before they become vectors, as sentence-transformers does it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TextPreparation {
     /// Texts that stand before the input, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub prompts: BTreeMap<String, String>,

@@ -67,7 +67,7 @@ impl Embedder {
     pub fn dimension(&self) -> usize {
         let hidden_size = self.model.bundle().model.hidden_size as usize;
         let all = self.projections.last().map_or(hidden_size, |projection| projection.weight.nrows());
-        self.settings.dimensions.map_or(all, |kept| all.min(kept as usize))
+        self.settings.texts.dimensions.map_or(all, |kept| all.min(kept as usize))
     }
 
     /// Returns the final hidden states of a text, `[tokens, hidden_size]`.
@@ -91,7 +91,7 @@ impl Embedder {
         prompt: Option<&str>,
         special: bool,
     ) -> Result<PreparedText, RuntimeError> {
-        let settings = &self.settings;
+        let settings = &self.settings.texts;
         let prompt = match prompt.or(settings.default_prompt.as_deref()) {
             None => "",
             Some(name) => settings.prompts.get(name).ok_or_else(|| RuntimeError::UnknownPrompt {

@@ -48,7 +48,7 @@ pub const OTHER_TOKENIZER_PARTS: [&str; 2] = ["merges.txt", "added_tokens.json"]
 
 /// Returns the names of all optional files beside the weights, including those of sentence-transformers.
 pub fn files_beside() -> impl Iterator<Item = &'static str> {
-    FILES.into_iter().chain(sentence_transformers::FILES)
+    FILES.into_iter().chain(sentence_transformers::files())
 }
 
 /// Whether a file of a repository belongs to its tokenizer or is one of its chat templates, beside [`FILES`].

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anec_base::path_inside;
+use anec_bundle::TextPreparation;
 use serde_json::Value as Json;
 
 use super::error::{Result, SourceError};
@@ -26,23 +27,6 @@ pub struct SentenceTransformers {
     pub normalize: bool,
     /// Preparation of texts.
     pub texts: TextPreparation,
-}
-
-/// Preparation of texts before they become vectors.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TextPreparation {
-    /// Texts that stand before the input, by name.
-    pub prompts: BTreeMap<String, String>,
-    /// Name of the prompt that is used if a request names none.
-    pub default_prompt: Option<String>,
-    /// Whether a mean leaves out the tokens of the prompt.
-    pub skips_prompt: bool,
-    /// Whether texts are made lower case before they are tokenized.
-    pub lowercase: bool,
-    /// Maximum number of tokens of a text, special ones included; the end of a longer text is cut off.
-    pub max_tokens: Option<u64>,
-    /// Number of elements of the vector that are kept, if not all.
-    pub dimensions: Option<u64>,
 }
 
 /// Pooling of hidden states.
@@ -96,17 +80,8 @@ const TOKENIZING: [&str; 7] = [
 /// File with the limit of texts if no other has it.
 const TOKENIZER: &str = "tokenizer_config.json";
 
-/// Files of modules, in the folders that sentence-transformers creates.
-pub const FILES: [&str; 16] = [
-    MODULES,
-    PROMPTS,
-    TOKENIZING[0],
-    TOKENIZING[1],
-    TOKENIZING[2],
-    TOKENIZING[3],
-    TOKENIZING[4],
-    TOKENIZING[5],
-    TOKENIZING[6],
+/// Files of modules that have a folder, in the folders that sentence-transformers creates.
+const OF_MODULES: [&str; 7] = [
     "1_Pooling/config.json",
     "2_Dense/config.json",
     "2_Dense/model.safetensors",
@@ -115,6 +90,11 @@ pub const FILES: [&str; 16] = [
     "4_Dense/config.json",
     "4_Dense/model.safetensors",
 ];
+
+/// Returns the files of a model beside those of transformers.
+pub fn files() -> impl Iterator<Item = &'static str> {
+    [MODULES, PROMPTS].into_iter().chain(TOKENIZING).chain(OF_MODULES)
+}
 
 impl SentenceTransformers {
     /// Reads the modules of `folder`; `None` unless there is a pooling module.
@@ -140,7 +120,7 @@ impl SentenceTransformers {
             }
             let place = folder.join(place);
             match (kind.rsplit('.').next().unwrap_or_default(), &pooling, normalize) {
-                ("Transformer", None, false) if index == 0 => texts = TextPreparation::read(folder, &place)?,
+                ("Transformer", None, false) if index == 0 => texts = preparation(folder, &place)?,
                 ("Pooling", None, false) if dense.is_empty() => {
                     let (mode, skips_prompt) = pooling_of(&place)?;
                     (pooling, texts.skips_prompt) = (Some(mode), skips_prompt);
@@ -158,41 +138,38 @@ impl SentenceTransformers {
     }
 }
 
-impl TextPreparation {
-    /// Reads the prompts of a model, and the settings of its tokenizer from the folder of the first module.
-    fn read(folder: &Path, first: &Path) -> Result<Self> {
-        let mut texts = TextPreparation::default();
-        if let Some(path) = TOKENIZING.map(|name| first.join(name)).into_iter().find(|path| path.exists()) {
-            let config = read_json(&path)?;
-            texts.lowercase =
-                setting(&path, &config, "do_lower_case", "true or false", Json::as_bool)?.unwrap_or(false);
-            texts.max_tokens = setting(&path, &config, "max_seq_length", "a number of tokens", Json::as_u64)?;
-        }
-        let tokenizer = first.join(TOKENIZER);
-        if texts.max_tokens.is_none() && tokenizer.exists() {
-            // transformers writes 1e30 where there is no limit
-            let config = read_json(&tokenizer)?;
-            texts.max_tokens = config["model_max_length"].as_u64();
-        }
-        let path = folder.join(PROMPTS);
-        if path.exists() {
-            let config = read_json(&path)?;
-            let strings = |value: &Json| -> Option<BTreeMap<String, String>> {
-                let text = |(name, text): (&String, &Json)| Some((name.clone(), text.as_str()?.to_owned()));
-                value.as_object()?.iter().map(text).collect()
-            };
-            texts.prompts = setting(&path, &config, "prompts", "an object of texts", strings)?.unwrap_or_default();
-            let name = |value: &Json| value.as_str().map(str::to_owned);
-            texts.default_prompt = setting(&path, &config, "default_prompt_name", "the name of a prompt", name)?;
-            if let Some(name) = texts.default_prompt.as_ref().filter(|name| !texts.prompts.contains_key(*name)) {
-                let problem = format!("it is `{name}`, which `prompts` doesn't have");
-                return Err(SourceError::key(&path, "default_prompt_name", problem).advise(WITHOUT));
-            }
-            let positive = |value: &Json| value.as_u64().filter(|number| *number > 0);
-            texts.dimensions = setting(&path, &config, "truncate_dim", "a number of dimensions", positive)?;
-        }
-        Ok(texts)
+/// Reads the prompts of a model, and the settings of its tokenizer from the folder of the first module.
+fn preparation(folder: &Path, first: &Path) -> Result<TextPreparation> {
+    let mut texts = TextPreparation::default();
+    if let Some(path) = TOKENIZING.map(|name| first.join(name)).into_iter().find(|path| path.exists()) {
+        let config = read_json(&path)?;
+        texts.lowercase = setting(&path, &config, "do_lower_case", "true or false", Json::as_bool)?.unwrap_or(false);
+        texts.max_tokens = setting(&path, &config, "max_seq_length", "a number of tokens", Json::as_u64)?;
     }
+    let tokenizer = first.join(TOKENIZER);
+    if texts.max_tokens.is_none() && tokenizer.exists() {
+        // transformers writes 1e30 where there is no limit
+        let config = read_json(&tokenizer)?;
+        texts.max_tokens = config["model_max_length"].as_u64();
+    }
+    let path = folder.join(PROMPTS);
+    if path.exists() {
+        let config = read_json(&path)?;
+        let strings = |value: &Json| -> Option<BTreeMap<String, String>> {
+            let text = |(name, text): (&String, &Json)| Some((name.clone(), text.as_str()?.to_owned()));
+            value.as_object()?.iter().map(text).collect()
+        };
+        texts.prompts = setting(&path, &config, "prompts", "an object of texts", strings)?.unwrap_or_default();
+        let name = |value: &Json| value.as_str().map(str::to_owned);
+        texts.default_prompt = setting(&path, &config, "default_prompt_name", "the name of a prompt", name)?;
+        if let Some(name) = texts.default_prompt.as_ref().filter(|name| !texts.prompts.contains_key(*name)) {
+            let problem = format!("it is `{name}`, which `prompts` doesn't have");
+            return Err(SourceError::key(&path, "default_prompt_name", problem).advise(WITHOUT));
+        }
+        let positive = |value: &Json| value.as_u64().filter(|number| *number > 0);
+        texts.dimensions = setting(&path, &config, "truncate_dim", "a number of dimensions", positive)?;
+    }
+    Ok(texts)
 }
 
 /// Returns a setting that is there and isn't null.
