@@ -49,7 +49,7 @@
 //! | `lookup` | drafts from the text's own past |
 //! | `draft` | drafts by a smaller model |
 //! | `request`, `generation` | generation request, and the generation loop |
-//! | `tokenizer`, [`chat`] | text to tokens and back; conversations to text |
+//! | `tokenizer`, `detokenizer`, [`chat`] | text to tokens and back; conversations to text |
 //! | `bpe` | fast reader of byte-pair encoding vocabularies |
 //! | `text` | generated text, up to a stop string |
 //! | [`tools`], [`reasoning`] | function calls within a text, and the reasoning before it |
@@ -73,6 +73,7 @@ pub mod coreai;
 pub mod coreml;
 mod cpu;
 mod cpu_options;
+mod detokenizer;
 mod draft;
 pub mod encode;
 mod encoded_text;
@@ -126,6 +127,7 @@ pub use constraint::probe;
 pub use constraint::{Constraint, Grammar, Grammars};
 pub use cpu::{CpuBackend, PackageStore};
 pub use cpu_options::{CachePrecision, CpuOptions};
+pub use detokenizer::Detokenizer;
 pub use draft::Drafter;
 pub use encoded_text::EncodedText;
 pub use error::RuntimeError;
@@ -142,5 +144,5 @@ pub use request::GenerationRequest;
 pub use session::{ForwardPass, PreviousHidden, TokenSession};
 pub use text::{TextDelta, TextGeneration, TextStream};
 pub use together::{NextTokens, forward_together};
-pub use tokenizer::{Detokenizer, TokenEntry, Tokenizer};
+pub use tokenizer::{TokenEntry, Tokenizer};
 pub use widened::widened;

@@ -48,7 +48,9 @@ impl LoadedModel {
     /// # Errors
     /// If there is no bundle, or it contradicts itself.
     pub fn on_cpu(folder: &Path, precision: Precision) -> Result<Arc<Self>> {
-        Self::on_cpu_in(folder, &[precision])?.pop().ok_or(RuntimeError::NoBundle { path: folder.to_owned() }.into())
+        let (bundle, host) = read_for_cpu(folder)?;
+        let backend = CpuBackend::new(PackageStore::of(&bundle, folder), precision);
+        Self::new(bundle, folder, host, Box::new(backend))
     }
 
     /// Opens a bundle on the CPU executor with options.
@@ -72,31 +74,14 @@ impl LoadedModel {
         Self::with(bundle, folder, host, Box::new(backend), ring)
     }
 
-    /// Opens a bundle on the CPU executor once per precision, with shared weights.
-    ///
-    /// # Errors
-    /// Returns any error of [`LoadedModel::on_cpu`].
-    pub fn on_cpu_in(folder: &Path, precisions: &[Precision]) -> Result<Vec<Arc<Self>>> {
-        let (bundle, host) = read_for_cpu(folder)?;
-        Self::in_precisions(bundle, host, folder, precisions)
-    }
-
-    /// Opens a bundle as [`LoadedModel::on_cpu_in`] does, and gives its logits even where they are only inside of its
-    /// functions.
+    /// Opens a bundle on the CPU executor once per precision, with shared weights, and gives its logits even where they
+    /// are only inside of its functions.
     ///
     /// # Errors
     /// Returns any error of [`LoadedModel::on_cpu`].
     pub fn on_cpu_with_logits(folder: &Path, precisions: &[Precision]) -> Result<Vec<Arc<Self>>> {
         let (bundle, host) = read_for_cpu(folder)?;
-        Self::in_precisions(bundle.with_logits(), host, folder, precisions)
-    }
-
-    fn in_precisions(
-        bundle: Bundle,
-        host: Arc<HostTables>,
-        folder: &Path,
-        precisions: &[Precision],
-    ) -> Result<Vec<Arc<Self>>> {
+        let bundle = bundle.with_logits();
         let programs = PackageStore::of(&bundle, folder);
         let model = |precision: &Precision| {
             let backend = CpuBackend::new(programs.clone(), *precision);

@@ -5,9 +5,10 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::detokenizer::Detokenizer;
 use super::error::RuntimeError;
 use super::generation::{Finish, GeneratedToken, Generation};
-use super::tokenizer::{Detokenizer, Tokenizer};
+use super::tokenizer::Tokenizer;
 use anec_base::Result;
 
 /// Piece of text with the tokens that begin in it.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use anec_base::input;
 
@@ -12,7 +12,7 @@ use super::encoded_text::EncodedText;
 use super::error::RuntimeError;
 use super::{charsmap, growth, trial};
 use anec_bundle::Bundle;
-use tokenizers::{PostProcessor, TruncationDirection};
+use tokenizers::{Encoding, PostProcessor, TruncationDirection};
 
 /// Minimum of the assumed length of the longest token in bytes.
 const SHORT: u64 = 4;
@@ -224,7 +224,7 @@ impl Tokenizer {
             None => tokenizer.encode_fast(text, true),
             Some(second) => tokenizer.encode_fast((text, second), true),
         })?;
-        Ok(EncodedText { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec() })
+        Ok(encoded(&encoding))
     }
 
     /// Tokenizes a text as [`encode_whole`](Tokenizer::encode_whole) does and cuts its end off, so that it has at most
@@ -239,8 +239,7 @@ impl Tokenizer {
             let room = most.saturating_sub(tokenizer.get_post_processor().map_or(0, |ends| ends.added_tokens(false)));
             let cut = encoding.len().saturating_sub(room);
             encoding.truncate(room, 0, TruncationDirection::Right);
-            let encoding = tokenizer.post_process(encoding, None, true)?;
-            Ok((EncodedText { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec() }, cut))
+            Ok((encoded(&tokenizer.post_process(encoding, None, true)?), cut))
         })
     }
 
@@ -329,7 +328,7 @@ impl Tokenizer {
     }
 
     /// Decodes tokens; of the special ones only those `shown` give text.
-    fn decode_showing(&self, ids: &[u32], shown: &[u32]) -> Result<String, RuntimeError> {
+    pub(super) fn decode_showing(&self, ids: &[u32], shown: &[u32]) -> Result<String, RuntimeError> {
         if shown.is_empty() {
             return self.decode(ids, false);
         }
@@ -379,6 +378,10 @@ fn call<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, RuntimeErr
     trial::guarded(work).map_err(|problem| RuntimeError::Tokenizer { problem })
 }
 
+fn encoded(encoding: &Encoding) -> EncodedText {
+    EncodedText { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec() }
+}
+
 /// Replaces each occurrence of a string in `spelt`, the longest first, by `MARK index MARK`.
 fn hide(text: &str, spelt: &[String], mark: char) -> String {
     let mut out = String::new();
@@ -411,82 +414,8 @@ fn show(text: &str, spelt: &[String], mark: char) -> String {
         .collect()
 }
 
-/// Incremental detokenizer. Returned text never changes, and no character is split: incomplete bytes wait for the next
-/// token.
-pub struct Detokenizer {
-    tokenizer: Arc<Tokenizer>,
-    /// Special tokens that give text.
-    shown: Vec<u32>,
-    /// Tokens whose text may still change, preceded by some context tokens.
-    window: Vec<u32>,
-    /// Number of returned bytes of the window's text.
-    given: usize,
-}
-
-/// Number of context tokens that a decoder may need, such as those that strip the space of a text's first token.
-const CONTEXT_TOKENS: usize = 4;
-
-impl Detokenizer {
-    /// Creates a detokenizer for the tokens after `before`. Special tokens give no text, except those `shown`.
-    ///
-    /// # Errors
-    /// If the tokenizer fails.
-    pub fn after(tokenizer: &Arc<Tokenizer>, before: &[u32], shown: &[u32]) -> Result<Self, RuntimeError> {
-        let mut start = before.len().saturating_sub(CONTEXT_TOKENS);
-        let mut text = tokenizer.decode_showing(&before[start..], shown)?;
-        // start at a character boundary: trailing bytes alone would look like the beginning of another character
-        while start > 0 && text.starts_with('\u{FFFD}') && before.len() - start < 2 * CONTEXT_TOKENS {
-            start -= 1;
-            text = tokenizer.decode_showing(&before[start..], shown)?;
-        }
-        Ok(Detokenizer {
-            tokenizer: tokenizer.clone(),
-            shown: shown.to_vec(),
-            window: before[start..].to_vec(),
-            given: whole(&text).len(),
-        })
-    }
-
-    /// Returns the text that a token completes.
-    ///
-    /// # Errors
-    /// If the tokenizer fails.
-    pub fn push(&mut self, id: u32) -> Result<String, RuntimeError> {
-        self.window.push(id);
-        let text = self.tokenizer.decode_showing(&self.window, &self.shown)?;
-        let certain = whole(&text);
-        let new = certain.get(self.given..).unwrap_or_default().to_owned();
-        self.given = self.given.max(certain.len());
-        if certain.len() == text.len() && self.window.len() > 2 * CONTEXT_TOKENS {
-            self.window.drain(..self.window.len() - CONTEXT_TOKENS);
-            self.given = self.tokenizer.decode_showing(&self.window, &self.shown)?.len();
-        }
-        Ok(new)
-    }
-
-    /// Returns the remaining text, with U+FFFD for incomplete characters.
-    ///
-    /// # Errors
-    /// If the tokenizer fails.
-    pub fn finish(&mut self) -> Result<String, RuntimeError> {
-        let text = self.tokenizer.decode_showing(&self.window, &self.shown)?;
-        let rest = text.get(self.given..).unwrap_or_default().to_owned();
-        self.given = self.given.max(text.len());
-        Ok(rest)
-    }
-}
-
-/// Returns `text` without trailing U+FFFD, which decoders emit for incomplete characters of up to three bytes.
-fn whole(text: &str) -> &str {
-    let mut end = text;
-    for _ in 0..3 {
-        end = end.strip_suffix('\u{FFFD}').unwrap_or(end);
-    }
-    end
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use serde_json::Value as Json;
 
     use super::*;
@@ -519,7 +448,7 @@ mod tests {
     }
 
     /// Returns small tokenizers like those of Qwen2 and Llama 3, from `tokenizer.json` and from GGUF.
-    fn small() -> Vec<(&'static str, Tokenizer)> {
+    pub(crate) fn small() -> Vec<(&'static str, Tokenizer)> {
         let folder = |name: &str| fixtures().join("families").join(name);
         let both = ["qwen2-tokenizer", "llama-llama3"].map(|name| {
             let own = Tokenizer::open(&folder(name).join("tokenizer.json")).unwrap();
@@ -688,30 +617,6 @@ mod tests {
     }
 
     #[test]
-    fn streamed_text_is_whole_text_and_never_cuts_a_character() {
-        for (name, tokenizer) in small() {
-            let tokenizer = Arc::new(tokenizer);
-            for text in ["海は静か 🙂🚀 größte", "The sea was calm.", " \n\n  x", "👩‍👩‍👧‍👦"]
-            {
-                let all = tokenizer.encode_rest(text).unwrap();
-                for before in 0..all.len() {
-                    // a prompt may end within a character
-                    let mut stream = Detokenizer::after(&tokenizer, &all[..before], &[]).unwrap();
-                    let mut out = String::new();
-                    for id in &all[before..] {
-                        let piece = stream.push(*id).unwrap();
-                        assert!(!piece.contains('\u{FFFD}'), "{name}: {piece:?}");
-                        out += &piece;
-                    }
-                    out += &stream.finish().unwrap();
-                    assert!(text.ends_with(&out) && !out.is_empty(), "{name}: {out:?} of {text:?} from {before}");
-                    assert!(before > 0 || out == text);
-                }
-            }
-        }
-    }
-
-    #[test]
     fn the_bytes_of_tokens_make_the_text() {
         for (name, tokenizer) in small() {
             assert!(tokenizer.token_bytes(tokenizer.len() as u32 + 1).is_empty(), "{name}");
@@ -723,17 +628,6 @@ mod tests {
             let special: Vec<u32> = tokenizer.special.iter().copied().collect();
             assert!(!special.is_empty() && special.iter().all(|id| tokenizer.token_bytes(*id).is_empty()), "{name}");
         }
-    }
-
-    #[test]
-    fn bytes_that_never_become_a_character_come_at_the_end() {
-        let (_, tokenizer) = small().remove(0);
-        let tokenizer = Arc::new(tokenizer);
-        let smile = tokenizer.encode_rest("🙂").unwrap();
-        assert!(smile.len() > 1, "the fixture's vocabulary has no token for it");
-        let mut stream = Detokenizer::after(&tokenizer, &[], &[]).unwrap();
-        assert_eq!(stream.push(smile[0]).unwrap(), "");
-        assert!(stream.finish().unwrap().contains('\u{FFFD}'));
     }
 
     /// Compares tokenizers of real models, rebuilt from GGUF files, with transformers on strings that are hard to
