@@ -7,7 +7,7 @@ use anec::bundle::Task;
 use anec::coreml::plan::ComputeUnits;
 use anec::exec::Precision;
 use anec::runtime::classify::bioes::Biases;
-use anec::runtime::classify::redact::{Piece, Redactor};
+use anec::runtime::classify::redact::{Redactor, Span};
 use anec::runtime::encode::Embedder;
 use anec::runtime::{CpuOptions, LoadedModel, Tokenizer, coreml};
 
@@ -241,23 +241,14 @@ impl AnecModel {
     /// If the model doesn't label spans, or has none of these kinds.
     #[uniffi::method(default(kinds = []))]
     pub fn redact(&self, text: String, kinds: Vec<String>) -> Result<RedactedText, AnecError> {
-        let mut redactor = Redactor::new(self.loaded(), &kinds, Biases::default(), None)?;
-        let names = redactor.scheme().kinds().to_vec();
-        let (mut kept, mut spans) = (Vec::with_capacity(text.len()), Vec::new());
-        let mut sink = |piece: Piece<'_>| {
-            match piece {
-                Piece::Kept(bytes) => kept.extend_from_slice(bytes),
-                Piece::Span(span) => {
-                    let label = names[span.kind].clone();
-                    kept.extend_from_slice(format!("<{}>", label.to_uppercase()).as_bytes());
-                    spans.push(LabelledSpan { label, start: span.range.start, end: span.range.end });
-                }
-            }
-            Ok(())
+        let redactor = Redactor::new(self.loaded(), &kinds, Biases::default(), None)?;
+        let scheme = redactor.scheme().clone();
+        let (text, spans) = redactor.redact(&text)?;
+        let labelled = |span: Span| LabelledSpan {
+            label: span.label(&scheme).to_owned(),
+            start: span.range.start,
+            end: span.range.end,
         };
-        redactor.push(text.as_bytes(), &mut sink)?;
-        redactor.finish(&mut sink)?;
-        // spans may begin or end within a character, because tokens are bytes
-        Ok(RedactedText { text: String::from_utf8_lossy(&kept).into_owned(), spans })
+        Ok(RedactedText { text, spans: spans.into_iter().map(labelled).collect() })
     }
 }

@@ -6,15 +6,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anec::base::FileError;
 use anec::base::output::OutputFile;
+use anec::base::{FileError, Result};
 
 use serde_json::{Value as Json, json};
 
 use super::model::{Labels, Runner};
-use anec::base::Result;
 use anec::runtime::LoadedModel;
-use anec::runtime::classify::bioes::Biases;
+use anec::runtime::classify::bioes::{Biases, Scheme};
 use anec::runtime::classify::redact::{Piece, RedactionSummary, Redactor, Span};
 
 /// Size in bytes of a read.
@@ -47,14 +46,14 @@ impl RedactArgs {
         let model = self.runner.open()?;
         let begin = Instant::now();
         let mut redactor = Redactor::new(&model, &self.kinds, self.labels.biases()?, self.labels.window)?;
-        let kinds = redactor.scheme().kinds().to_vec();
+        let scheme = redactor.scheme().clone();
         let (mut input, name) = self.input()?;
         let mut out = Out::new(self.out.as_ref())?;
         let mut sink = |piece: Piece<'_>| match piece {
             Piece::Kept(_) if self.json => Ok(()),
             Piece::Kept(text) => out.write(text),
-            Piece::Span(span) if self.json => out.write(format!("{}\n", entry(span, &kinds)).as_bytes()),
-            Piece::Span(span) => out.write(placeholder(span, &kinds).as_bytes()),
+            Piece::Span(span) if self.json => out.write(format!("{}\n", entry(span, &scheme)).as_bytes()),
+            Piece::Span(span) => out.write(span.placeholder(&scheme).as_bytes()),
         };
         let mut buffer = vec![0; READ];
         let summary = loop {
@@ -81,34 +80,17 @@ impl RedactArgs {
     }
 }
 
-/// Text in place of a span.
-fn placeholder(span: &Span, kinds: &[String]) -> String {
-    format!("<{}>", kinds[span.kind].to_uppercase())
-}
-
 /// Label and byte range of a span.
-fn entry(span: &Span, kinds: &[String]) -> Json {
-    json!({"label": kinds[span.kind], "start": span.range.start, "end": span.range.end})
+fn entry(span: &Span, scheme: &Scheme) -> Json {
+    json!({"label": span.label(scheme), "start": span.range.start, "end": span.range.end})
 }
 
-/// Redacts a short text; returns it with its spans.
+/// Redacts a text; returns it with its spans.
 pub(super) fn redact(model: &Arc<LoadedModel>, text: &str) -> Result<(String, Vec<Json>)> {
-    let mut redactor = Redactor::new(model, &[], Biases::default(), None)?;
-    let kinds = redactor.scheme().kinds().to_vec();
-    let (mut redacted, mut spans) = (Vec::new(), Vec::new());
-    let mut sink = |piece: Piece<'_>| {
-        match piece {
-            Piece::Kept(text) => redacted.extend_from_slice(text),
-            Piece::Span(span) => {
-                redacted.extend(placeholder(span, &kinds).bytes());
-                spans.push(entry(span, &kinds));
-            }
-        }
-        Ok(())
-    };
-    redactor.push(text.as_bytes(), &mut sink)?;
-    redactor.finish(&mut sink)?;
-    Ok((String::from_utf8_lossy(&redacted).into_owned(), spans))
+    let redactor = Redactor::new(model, &[], Biases::default(), None)?;
+    let scheme = redactor.scheme().clone();
+    let (redacted, spans) = redactor.redact(text)?;
+    Ok((redacted, spans.iter().map(|span| entry(span, &scheme)).collect()))
 }
 
 /// One-line summary.

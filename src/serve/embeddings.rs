@@ -10,7 +10,6 @@ use serde_json::{Value as Json, json};
 use super::conversation::parse;
 use super::error::ServeError;
 use super::service::Service;
-use anec_base::Diagnostic;
 use anec_runtime::encode::{Embedder, PreparedText, classify};
 use anec_runtime::{EncodedText, LoadedModel, RuntimeError};
 
@@ -131,10 +130,7 @@ pub(super) fn embed(service: &Service, body: Json, client: &Weak<()>) -> Result<
     for index in 0..count {
         check_connected(client)?;
         let prepare = |text: &str| embedder.prepare(service.tokenizer(), text, request.prompt_name.as_deref(), false);
-        let text = request.input.text(index, prepare).map_err(|error| match error {
-            RuntimeError::UnknownPrompt { .. } => ServeError::field("prompt_name", advised(&error)),
-            error => error.into(),
-        })?;
+        let text = request.input.text(index, prepare)?;
         let length = text.tokens.ids.len();
         check_length(service.model(), length, "input")?;
         match text.cut {
@@ -231,11 +227,6 @@ fn check_length(model: &Arc<LoadedModel>, tokens: usize, field: &'static str) ->
         tokens if tokens > context => Err(ServeError::TextLength { context, tokens, field }),
         _ => Ok(()),
     }
-}
-
-/// Returns an error with its advice.
-fn advised(error: &RuntimeError) -> String {
-    [Some(error.to_string()), error.help()].into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
 fn check_connected(client: &Weak<()>) -> Result<(), ServeError> {

@@ -260,17 +260,23 @@ impl From<RuntimeError> for ServeError {
     fn from(error: RuntimeError) -> Self {
         match error {
             RuntimeError::OutOfRange { field, .. } => ServeError::field(field, error.to_string()),
+            RuntimeError::UnknownPrompt { .. } => ServeError::field("prompt_name", advised(&error.into())),
             error => Error::from(error).into(),
         }
     }
 }
 
+/// Returns an error with its advice.
+fn advised(error: &Error) -> String {
+    match error.help() {
+        Some(help) => format!("{error}; {help}"),
+        None => error.to_string(),
+    }
+}
+
 impl From<Error> for ServeError {
     fn from(error: Error) -> Self {
-        let problem = match error.help() {
-            Some(help) => format!("{error}; {help}"),
-            None => error.to_string(),
-        };
+        let problem = advised(&error);
         match error.fault() {
             Fault::Usage => ServeError::Invalid { problem, field: None },
             Fault::Source | Fault::Platform => ServeError::Model { problem },

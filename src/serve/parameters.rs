@@ -12,8 +12,7 @@ use serde_json::{Value as Json, json};
 
 use super::error::ServeError;
 use anec_bundle::Bundle;
-use anec_runtime::sampling::Sampling;
-use anec_runtime::sampling::within;
+use anec_runtime::sampling::{Sampling, within};
 use anec_runtime::{GenerationRequest, Grammar};
 
 /// Sampling, length and form of a text.

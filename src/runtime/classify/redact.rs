@@ -34,6 +34,18 @@ pub struct Span {
     pub range: Range<u64>,
 }
 
+impl Span {
+    /// Returns the name of its kind.
+    pub fn label<'s>(&self, scheme: &'s Scheme) -> &'s str {
+        &scheme.kinds()[self.kind]
+    }
+
+    /// Returns the text in place of the span, `<KIND>`.
+    pub fn placeholder(&self, scheme: &Scheme) -> String {
+        format!("<{}>", self.label(scheme).to_uppercase())
+    }
+}
+
 /// Piece of the output.
 #[derive(Clone, Copy, Debug)]
 pub enum Piece<'a> {
@@ -111,7 +123,7 @@ impl Redactor {
     }
 
     /// Returns the labels and kinds.
-    pub fn scheme(&self) -> &Scheme {
+    pub fn scheme(&self) -> &Arc<Scheme> {
         &self.scheme
     }
 
@@ -139,6 +151,29 @@ impl Redactor {
         self.close(sink)?;
         self.keep(self.summary.bytes, sink)?;
         Ok(self.summary)
+    }
+
+    /// Redacts a whole text and returns it with its spans, each of which is replaced by its kind. A span that begins or
+    /// ends within a character leaves U+FFFD, because tokens are bytes.
+    ///
+    /// # Errors
+    /// If the model fails.
+    pub fn redact(mut self, text: &str) -> Result<(String, Vec<Span>)> {
+        let scheme = self.scheme.clone();
+        let (mut kept, mut spans) = (Vec::with_capacity(text.len()), Vec::new());
+        let mut sink = |piece: Piece<'_>| {
+            match piece {
+                Piece::Kept(bytes) => kept.extend_from_slice(bytes),
+                Piece::Span(span) => {
+                    kept.extend(span.placeholder(&scheme).bytes());
+                    spans.push(span.clone());
+                }
+            }
+            Ok(())
+        };
+        self.push(text.as_bytes(), &mut sink)?;
+        self.finish(&mut sink)?;
+        Ok((String::from_utf8_lossy(&kept).into_owned(), spans))
     }
 
     fn label(&mut self, tokens: Vec<TokenEntry>, ended: bool, sink: Sink<'_>) -> Result<()> {
