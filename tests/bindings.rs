@@ -6,6 +6,7 @@ use crate::common::folder::{anec, repository, run};
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 /// The library with the bindings, which is built with the tests.
 fn library() -> PathBuf {
@@ -36,35 +37,44 @@ fn generate(generator: &Path, language: &str, out: &Path) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Puts the module `anec` into a folder, as the wheel has it.
-fn module(generator: &Path, folder: &Path) {
-    let package = folder.join("anec");
-    std::fs::create_dir(&package).unwrap();
-    generate(generator, "python", &package);
-    for file in ["__init__.py", "toolchain.py"] {
-        std::fs::copy(repository("python/anec").join(file), package.join(file)).unwrap();
-    }
-    std::fs::copy(library(), package.join(library().file_name().unwrap())).unwrap();
+/// Folder with the module `anec`, as the wheel has it; it is generated once.
+fn module(generator: &Path) -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("python-{}", std::process::id()));
+        let package = folder.join("anec");
+        std::fs::create_dir_all(&package).unwrap();
+        generate(generator, "python", &package);
+        for file in ["__init__.py", "toolchain.py"] {
+            std::fs::copy(repository("python/anec").join(file), package.join(file)).unwrap();
+        }
+        std::fs::copy(library(), package.join(library().file_name().unwrap())).unwrap();
+        folder
+    })
+}
+
+/// Runs a script with the module, and the program in `ANEC`; it must print a line at its end.
+fn run_client(generator: &Path, script: &str, arguments: &[&Path], line: &str) {
+    let mut client = Command::new(generator.with_file_name("python"));
+    client.arg(repository(script)).args(arguments);
+    client.env("PYTHONPATH", module(generator)).env("ANEC", anec().get_program());
+    let output = client.output().unwrap();
+    let [printed, said] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    assert!(output.status.success() && printed.contains(line), "{printed}{said}");
 }
 
 #[test]
 fn a_notebook_in_python_converts_and_validates() {
     let Some(generator) = generator() else { return };
     let room = tempfile::tempdir().unwrap();
-    module(&generator, room.path());
-    let mut client = Command::new(generator.with_file_name("python"));
-    client.arg(repository("tests/toolchain_client.py")).args([&repository("demo/model"), room.path()]);
-    client.env("PYTHONPATH", room.path()).env("ANEC", anec().get_program());
-    let output = client.output().unwrap();
-    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(said(&output.stdout).contains("toolchain: ok"), "{}{}", said(&output.stdout), said(&output.stderr));
+    let arguments = [&repository("demo/model"), room.path()];
+    run_client(&generator, "tests/toolchain_client.py", &arguments, "toolchain: ok");
 }
 
 #[test]
 fn an_app_in_python_gets_the_programs_texts_and_vectors() {
     let Some(generator) = generator() else { return };
     let room = tempfile::tempdir().unwrap();
-    module(&generator, room.path());
     let small = |source: &str, sets: &[&str]| {
         let out = room.path().join(Path::new(source).file_name().unwrap()).with_extension("anec");
         let mut words =
@@ -76,17 +86,8 @@ fn an_app_in_python_gets_the_programs_texts_and_vectors() {
     };
     let embedder = small("tests/fixtures/encoders/bert-mean", &[]);
     let filter = small("tests/fixtures/families/privacy_filter-default", &["context=96", "lengths.range=[1,96]"]);
-    let mut client = Command::new(generator.with_file_name("python"));
-    client.arg(repository("tests/bindings_client.py")).arg(crate::verbs::bundle()).args([embedder, filter]);
-    client.env("PYTHONPATH", room.path()).env("ANEC", anec().get_program());
-    let output = client.output().unwrap();
-    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(
-        output.status.success() && said(&output.stdout).contains("bindings: ok"),
-        "{}{}",
-        said(&output.stdout),
-        said(&output.stderr)
-    );
+    let arguments = [crate::verbs::bundle(), &embedder, &filter];
+    run_client(&generator, "tests/bindings_client.py", &arguments, "bindings: ok");
 }
 
 /// The generated Swift module has all symbols that the example app uses.
