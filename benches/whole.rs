@@ -19,9 +19,8 @@ use std::process::Command;
 use std::time::Instant;
 
 use anec::base::resources::usage;
-use anec::convert::convert_opened;
 use anec::convert::open::{Opened, open_model};
-use anec::convert::{ConvertOptions, Outcome};
+use anec::convert::{ConvertOptions, Outcome, convert_opened};
 use anec::family::published;
 use anec::manifest::{Manifest, builtin};
 use anec::validate::structure::structure;

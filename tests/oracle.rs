@@ -17,9 +17,10 @@ use anec::convert::emit::Emitter;
 use anec::exec::{Executable, Precision, Tensor, WeightCache};
 use anec::family::EmitWeight;
 use anec::manifest::{Manifest, Role};
-use anec::mil::Data;
 use anec::mil::verify::infer_types;
-use anec::mil::{Binding, Block, Constant, DataType, Function, FunctionBuilder, Opset, Program, TensorType, text};
+use anec::mil::{
+    Binding, Block, Constant, Data, DataType, Function, FunctionBuilder, Opset, Program, TensorType, text,
+};
 use anec::package::{self, WriteOptions};
 use anec::source::SourceWeight;
 

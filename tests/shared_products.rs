@@ -13,10 +13,9 @@ use anec::runtime::{
     Backend, CpuBackend, HostTables, InterceptedBackend, Interceptor, LoadedModel, PackageStore, Sequence, Watch, plan,
 };
 use anec::runtime::{BatchMember, BatchResult, FunctionCall, Phase, run_anew, run_each, run_in_turn};
-use anec::validate::Golden;
-use anec::validate::Thresholds;
 use anec::validate::parity::{Candidate, parity};
 use anec::validate::verdict::{Check, Verdict};
+use anec::validate::{Golden, Thresholds};
 use folder::run;
 
 /// The CPU, on which no products are shared.

@@ -13,7 +13,9 @@ use anec_base::{Diagnostic, Fault, FileError, Progress, Result, clock, hexadecim
 use anec_convert::open::name_of;
 use anec_convert::output::partial;
 use anec_convert::resume::inputs;
-use anec_manifest::{Manifest, builtin};
+use anec_manifest::Manifest;
+#[cfg(feature = "hub")]
+use anec_manifest::builtin;
 use anec_source::{Source, SourceError};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};

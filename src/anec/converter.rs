@@ -4,23 +4,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use anec_base::{FileError, Result};
-use anec_base::{Progress, ProgressEvent};
+use anec_base::{FileError, Progress, ProgressEvent, Result};
 use anec_bundle::Task;
 use anec_calibrate::plan::Planned;
-use anec_calibrate::sensitivity::Sensitivities;
-use anec_calibrate::sensitivity::{self, SensitivityOptions};
+use anec_calibrate::sensitivity::{self, Sensitivities, SensitivityOptions};
 use anec_calibrate::{calibrate, plan};
-use anec_convert::ConvertedBundle;
 use anec_convert::plan::ConvertPlan;
 use anec_convert::report::{FILE_NAME as REPORT, QualityReport};
-use anec_convert::{ConvertOptions, Outcome, convert, convert_chosen, files, notes, open, output};
+use anec_convert::{ConvertOptions, ConvertedBundle, Outcome, convert, convert_chosen, files, notes, open, output};
 use anec_exec::Precision;
 use anec_manifest::{LmHead, Manifest, Numerics, Quant, QuantOverride, QuantPlan, ResidualScale, WeightFormat};
 use anec_runtime::{Chunking, ForwardOptions, LoadedModel, Tokenizer};
-use anec_validate::Thresholds;
 use anec_validate::numerics::residual_scale;
-use anec_validate::{LogitMeasures, prompts};
+use anec_validate::{LogitMeasures, Thresholds, prompts};
 
 /// Tokens for measuring the residual stream (`numerics.scale: auto`) and the quality of a converted model.
 const POSITIONS: usize = 256;

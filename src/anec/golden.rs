@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use crate::converter::{scratch_beside, unquantized};
 use crate::session::Prompt;
-use anec_base::Progress;
-use anec_base::Result;
+use anec_base::{Progress, Result};
 use anec_bundle::Task;
 use anec_manifest::{Manifest, Numerics};
 use anec_runtime::classify::windows::Windows;

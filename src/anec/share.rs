@@ -3,10 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use anec_advice::ChipPrediction;
-use anec_advice::ChipTable;
-use anec_advice::ForecastFinding;
-use anec_advice::{forecast, predict};
+use anec_advice::{ChipPrediction, ChipTable, ForecastFinding, forecast, predict};
 use anec_base::{ContentDigest, Diagnostic, Fault, FileError, Progress, Result, clock, input};
 use anec_bundle::{Bundle, BundleError, FILE_NAME, FileDigest};
 use anec_convert::open::open_shapes;

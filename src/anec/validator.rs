@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anec_advice::forecast;
-use anec_base::{Fault, FileError, Result};
-use anec_base::{Progress, ProgressEvent};
+use anec_base::{Fault, FileError, Progress, ProgressEvent, Result};
 use anec_bundle::{Bundle, FILE_NAME};
 use anec_convert::files;
 use anec_coreai::bridge::BridgeOptions;

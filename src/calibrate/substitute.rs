@@ -5,8 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anec_base::Result;
 use anec_bundle::Bundle;
 use anec_exec::{Executable, State, Tensor};
-use anec_runtime::{Backend, CpuBackend, RuntimeError, Sequence, Watch};
-use anec_runtime::{BatchMember, BatchResult, FunctionCall, Phase, run_anew, run_each, run_in_turn};
+use anec_runtime::{
+    Backend, BatchMember, BatchResult, CpuBackend, FunctionCall, Phase, RuntimeError, Sequence, Watch, run_anew,
+    run_each, run_in_turn,
+};
 
 /// Replacement of a function.
 struct Substitute {

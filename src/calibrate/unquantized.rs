@@ -12,8 +12,7 @@ use anec_manifest::{
     Contexts, ExpertsForm, KvWrite, Lengths, LinearForm, LmHead, Manifest, ProgramFormat, Quant, Shards, Transforms,
     WeightFormat,
 };
-use anec_runtime::TokenRun;
-use anec_runtime::{HiddenFrame, HostTables};
+use anec_runtime::{HiddenFrame, HostTables, TokenRun};
 
 /// Maximum number of tokens in a window of the text; windows don't see each other.
 pub const WINDOW: u64 = 512;

@@ -8,10 +8,9 @@ use super::model::{Input, Labels, Runner};
 use super::{print, print_json};
 use anec::base::Result;
 use anec::report::table::table;
-use anec::runtime::TokenEntry;
 use anec::runtime::classify::bioes::{BioesTag, Scheme, Viterbi};
 use anec::runtime::classify::windows::Windows;
-use anec::runtime::{EncodedText, Hidden, LoadedModel, Logprobs, Tokenizer, encode};
+use anec::runtime::{EncodedText, Hidden, LoadedModel, Logprobs, TokenEntry, Tokenizer, encode};
 
 /// Classify the tokens of a text, or the whole text, depending on the model
 ///

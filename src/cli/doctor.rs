@@ -12,8 +12,9 @@ use anec::MachineReport;
 use anec::base::output::write_file;
 use anec::base::{FileError, Result};
 use anec::coreml::{CoreMl, Engine};
-use anec::experiment::{Experiment, ProbeSize, experiments, import, import_arithmetic, run};
-use anec::experiment::{ProbeError, ProbeReport, launch};
+use anec::experiment::{
+    Experiment, ProbeError, ProbeReport, ProbeSize, experiments, import, import_arithmetic, launch, run,
+};
 use anec::report;
 use anec::report::table::table;
 use anec::report::{bytes, counted};

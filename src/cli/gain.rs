@@ -1,8 +1,6 @@
 //! Speed that `--for` would gain, as a one-line note.
 
-use anec::advice::ContextPrediction;
-use anec::advice::predict;
-use anec::advice::{ChipTable, ChipTarget};
+use anec::advice::{ChipTable, ChipTarget, ContextPrediction, predict};
 use anec::convert::open::{open_shapes, resolve};
 use anec::convert::plan::ConvertPlan;
 use anec::family::FamilyModel;

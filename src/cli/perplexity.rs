@@ -14,8 +14,7 @@ use anec::exec::Precision;
 use anec::report::table::table;
 use anec::runtime::{RuntimeError, Tokenizer};
 use anec::validate::parity::Candidate;
-use anec::validate::perplexity::{Perplexity, perplexity};
-use anec::validate::perplexity::{word_perplexity, words};
+use anec::validate::perplexity::{Perplexity, perplexity, word_perplexity, words};
 use anec::validate::prompts;
 
 /// Measure the perplexity of a bundle on a text, by tokens and by words

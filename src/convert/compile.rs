@@ -3,11 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anec_base::FileError;
+use anec_base::{FileError, Progress};
 
 use super::error::ConvertError;
 use super::files;
-use anec_base::Progress;
 use anec_base::Result;
 use anec_bundle::Bundle;
 

@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use anec_base::Progress;
-use anec_base::{FileError, Result};
+use anec_base::{FileError, Progress, Result};
 use anec_bundle::{Bundle, FileDigest, PackageEntry};
 use anec_coreai::assemble::assemble;
 use anec_coreai::lower::LoweringChoices;

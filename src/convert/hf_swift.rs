@@ -19,8 +19,9 @@ use std::path::{Path, PathBuf};
 
 use anec_base::{Progress, Result};
 use anec_bundle::{Bundle, FunctionEntry, MASKED, Port, PortRole, StateRole, Task, TokenCount};
-use anec_mil::OpInput;
-use anec_mil::{Constant, DataType, Dim, Function, FunctionBuilder, Program, SymbolRange, TensorType, ValueId};
+use anec_mil::{
+    Constant, DataType, Dim, Function, FunctionBuilder, OpInput, Program, SymbolRange, TensorType, ValueId,
+};
 use anec_package::blob::WriteProgress;
 use anec_package::{PackageMetadata, WriteOptions};
 

@@ -6,8 +6,7 @@ use std::path::Path;
 use serde_json::json;
 
 use super::files;
-use anec_base::Progress;
-use anec_base::Result;
+use anec_base::{Progress, Result};
 use anec_bundle::{HostFacts, Projection, RopeTable, RopeVariant};
 use anec_family::{HostProjection, HostTensors};
 use anec_manifest::Overflow;

@@ -13,9 +13,7 @@ use super::resume::{self, CALIBRATION_JOURNAL, Journal};
 use super::run::{ConversionRun, WrittenParts};
 use super::tokenizer::{TokenizerCheck, TokenizerFiles};
 use super::{digests, files, host, notes};
-use anec_base::Progress;
-use anec_base::resources;
-use anec_base::{FileError, Result};
+use anec_base::{FileError, Progress, Result, resources};
 use anec_bundle::{
     Bundle, Classification, DraftFunctions, LedgerTotals, ModelFacts, Pooling, ProjectionActivation, SourceFacts, Task,
     TextEmbedding,
@@ -23,8 +21,7 @@ use anec_bundle::{
 use anec_family::{FamilyFacts, HostProjection, HostTensors, Purpose};
 use anec_manifest::{Manifest, ResidualScale};
 use anec_quant::ChosenCodes;
-use anec_source::sentence_transformers::Dense;
-use anec_source::sentence_transformers::PoolingMode;
+use anec_source::sentence_transformers::{Dense, PoolingMode};
 use anec_source::{Source, SourceWeight};
 
 /// Options of a conversion.
@@ -299,18 +296,12 @@ fn task(facts: &FamilyFacts, plan: &ConvertPlan, manifest: &Manifest, source: &S
                 PoolingMode::Cls => Pooling::Cls,
                 PoolingMode::Last => Pooling::Last,
             });
-            let normalize = modules.as_ref().is_some_and(|modules| modules.normalize);
-            let texts = modules.map(|modules| modules.texts).unwrap_or_default();
             Task::TextEmbedding(TextEmbedding {
+                bidirectional,
+                pooling,
                 projections: host::projections(&projections(source)?),
-                normalize,
-                prompts: texts.prompts,
-                default_prompt: texts.default_prompt,
-                skips_prompt: texts.skips_prompt,
-                lowercase: texts.lowercase,
-                max_tokens: texts.max_tokens,
-                dimensions: texts.dimensions,
-                ..TextEmbedding::new(bidirectional, pooling)
+                normalize: modules.as_ref().is_some_and(|modules| modules.normalize),
+                texts: modules.map(|modules| modules.texts).unwrap_or_default(),
             })
         }
         Purpose::SequenceClassification(classification) => Task::SequenceClassification(classification),

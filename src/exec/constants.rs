@@ -6,8 +6,7 @@ use super::value::Value;
 use super::weight::{LoadedWeight, SMALL, constant_shape, constant_tensor};
 use super::weight_cache::WeightCache;
 use anec_base::Error;
-use anec_mil::Constant;
-use anec_mil::Data;
+use anec_mil::{Constant, Data};
 
 /// Error of loading a constant.
 pub(super) enum ConstantError {

@@ -13,8 +13,7 @@ use anec_base::Result;
 use anec_kernels::codes::PackedCodes;
 use anec_kernels::memory::{Arena, ArenaVec};
 use anec_kernels::weight::Elements;
-use anec_mil::Data;
-use anec_mil::{Constant, Content, DataType};
+use anec_mil::{Constant, Content, Data, DataType};
 
 /// Content, kept so that its address stays unique, with its elements.
 type CachedWeight = (Arc<dyn Content>, Arc<Elements>);

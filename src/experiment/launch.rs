@@ -9,11 +9,9 @@ use serde::{Deserialize, Serialize};
 use strum::IntoEnumIterator;
 
 use super::{Experiment, OutcomeKind, ProbeOutcome, ProbeSize};
-use anec_base::Progress;
 use anec_base::clock::{now, strftime};
-use anec_base::json;
 use anec_base::output::write_file;
-use anec_base::{Diagnostic, Fault, FileError, Result};
+use anec_base::{Diagnostic, Fault, FileError, Progress, Result, json};
 use anec_coreml::plan::Machine;
 
 /// Version of the schema; other versions are refused.

@@ -8,8 +8,7 @@ use anec_base::FileError;
 use serde::Serialize;
 
 use anec_base::Result;
-use anec_coreml::plan::ComputeUnits;
-use anec_coreml::plan::{Device, Operation};
+use anec_coreml::plan::{ComputeUnits, Device, Operation};
 use anec_coreml::{CoreMlError, Engine};
 use anec_mil::{Constant, DataType, FunctionBuilder, MilError, Opset, Program, TensorType, ValueId};
 use anec_package::WriteOptions;

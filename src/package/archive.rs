@@ -18,8 +18,7 @@ use zip::{CompressionMethod, DateTime, System, ZipWriter};
 
 use super::PackageError;
 use super::files::{PartialFolder, check_space};
-use anec_base::output::OutputFile;
-use anec_base::output::is_partial_name;
+use anec_base::output::{OutputFile, is_partial_name};
 use anec_base::{FileError, open_file, path_inside};
 
 /// Extensions of files that are stored uncompressed, because their numbers don't compress.

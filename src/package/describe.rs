@@ -7,8 +7,9 @@ use serde::Serialize;
 
 use super::interface::{Feature, Flexibility, Interface};
 use super::open::{Package, PackageFile};
-use anec_mil::Data;
-use anec_mil::{Binding, Constant, DataType, Dim, Function, Opset, Program, SymbolRange, TensorType, Value, ValueType};
+use anec_mil::{
+    Binding, Constant, Data, DataType, Dim, Function, Opset, Program, SymbolRange, TensorType, Value, ValueType,
+};
 
 /// Inventory of a package.
 #[derive(Clone, Debug, PartialEq, Serialize)]

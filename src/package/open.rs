@@ -13,9 +13,8 @@ use super::interface::Interface;
 use super::manifest::{Manifest, PackageMetadata};
 use super::{MODEL_PATH, PackageError};
 use anec_base::{Result, input, path_inside};
-use anec_mil::Data;
 use anec_mil::codec::{self, BlobPlace, BlobSource};
-use anec_mil::{Program, TensorType};
+use anec_mil::{Data, Program, TensorType};
 
 /// Maximum size of a model's message in bytes; a protocol buffer has at most 2 GiB.
 const MAX_MODEL: u64 = 1 << 31;

@@ -13,8 +13,7 @@ use super::files::{PartialFolder, check_space};
 use super::manifest::{Manifest, PackageMetadata};
 use super::{DATA, MODEL, PackageError, WEIGHT_FILE, WEIGHTS};
 use anec_base::{ContentDigest, Result};
-use anec_mil::Data;
-use anec_mil::{Binding, Block, Opset, Program, codec};
+use anec_mil::{Binding, Block, Data, Opset, Program, codec};
 
 /// Minimum size of a package beside its large constants, in bytes.
 const SLACK: u64 = 1 << 16;

@@ -4,8 +4,7 @@ mod speed;
 
 use std::fmt::Write;
 
-use anec_advice::ChipPrediction;
-use anec_advice::ForecastFinding;
+use anec_advice::{ChipPrediction, ForecastFinding};
 use anec_bundle::{Bundle, Task};
 use anec_convert::report::ConvertReport;
 use anec_manifest::WeightFormat;
@@ -261,7 +260,13 @@ mod tests {
             let labels = (0..count).map(|label| label.to_string()).collect();
             Task::SequenceClassification(SequenceClassification { labels, pooling: Pooling::Cls })
         };
-        let embedding = TextEmbedding { normalize: true, ..TextEmbedding::new(true, Pooling::Mean) };
+        let embedding = TextEmbedding {
+            bidirectional: true,
+            pooling: Pooling::Mean,
+            projections: Vec::new(),
+            normalize: true,
+            texts: Default::default(),
+        };
         for (task, name, command) in [
             (Task::TextGeneration, "text-generation", "anec run hf:o/m --prompt"),
             (Task::TextEmbedding(embedding), "sentence-similarity", "anec embed hf:o/m --text"),

@@ -2,8 +2,7 @@
 
 use super::table::table;
 use anec_advice::rules::{Evidence, Says};
-use anec_experiment::{ArithmeticFinding, RuleFinding};
-use anec_experiment::{ProbeEntry, ProbeReport};
+use anec_experiment::{ArithmeticFinding, ProbeEntry, ProbeReport, RuleFinding};
 
 /// Formats a row for each outcome.
 pub fn experiments(report: &ProbeReport) -> String {

@@ -6,10 +6,8 @@ use std::fmt::Write;
 use super::escape::markup;
 use super::plot::Plot;
 use super::{bytes, counted};
-use anec_coreml::plan::ComputePlan;
-use anec_coreml::plan::{Device, Operation};
-use anec_validate::verdict::Position;
-use anec_validate::verdict::{Check, GateReport, GatesReport, Verdict};
+use anec_coreml::plan::{ComputePlan, Device, Operation};
+use anec_validate::verdict::{Check, GateReport, GatesReport, Position, Verdict};
 use anec_validate::{numerics, parity};
 
 const STYLE: &str = include_str!("html.css");

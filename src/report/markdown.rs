@@ -104,8 +104,7 @@ fn mark(verdict: Verdict) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anec_validate::verdict::GateReport;
-    use anec_validate::verdict::Position;
+    use anec_validate::verdict::{GateReport, Position};
 
     #[test]
     fn logits_are_summarized_in_one_row() {

@@ -18,8 +18,7 @@ use anec_bundle::{Bundle, FILE_NAME, FunctionEntry, PackageEntry};
 use anec_bundle::{Port, PortDim, PortRole, StatePort};
 use anec_coreml::array::{Element, OwnedValues, StridedArray, Values};
 use anec_coreml::cache::Cache;
-use anec_coreml::plan::ComputeUnits;
-use anec_coreml::plan::listing_digest;
+use anec_coreml::plan::{ComputeUnits, listing_digest};
 use anec_coreml::{CoreMl, Engine, LoadedFunction};
 use anec_exec::{Tensor, TensorData};
 

@@ -9,8 +9,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, json};
 
 use super::perplexity;
-use anec_base::MappedFile;
-use anec_base::{Diagnostic, Fault, FileError, input};
+use anec_base::{Diagnostic, Fault, FileError, MappedFile, input};
 use anec_kernels::distance::largest_magnitude_bits;
 use anec_kernels::scan;
 

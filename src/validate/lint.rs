@@ -9,8 +9,7 @@ use half::f16;
 use super::verdict::{Check, listed};
 use anec_base::Result;
 use anec_kernels::scan::FloatScan;
-use anec_mil::Data;
-use anec_mil::{Binding, Constant, DataType, Function, Op, OpKind, Program, Uses, ValueId};
+use anec_mil::{Binding, Constant, Data, DataType, Function, Op, OpKind, Program, Uses, ValueId};
 
 /// Largest number whose square fp16 can represent.
 const MAX_SQUARABLE: f64 = 255.9;

@@ -43,8 +43,7 @@ mod tests {
 
     use crate::Thresholds;
     use crate::third_party;
-    use anec_base::Progress;
-    use anec_base::Result;
+    use anec_base::{Progress, Result};
     use anec_coreml::plan::{ComputePlan, Device};
     use anec_coreml::{Engine, project};
     use anec_manifest::Gates;

@@ -18,9 +18,8 @@ use anec_coreml::Engine;
 use anec_coreml::array::OwnedValues;
 use anec_coreml::plan::ComputeUnits;
 use anec_exec::{ExecError, Executable, Precision, Tensor, TensorData, WeightCache};
-use anec_mil::Data;
 use anec_mil::verify::{infer_types, verify, verify_function};
-use anec_mil::{Constant, DataType, Function, TensorType, Value};
+use anec_mil::{Constant, Data, DataType, Function, TensorType, Value};
 use anec_package::Package;
 
 /// Structure gate of a package called `name`.

@@ -3,8 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anec::base::MappedFile;
-use anec::base::Result;
+use anec::base::{MappedFile, Result};
 use anec::coreai;
 use anec::manifest::Manifest;
 use anec::mil::codec;

@@ -188,7 +188,7 @@ fn the_published_minilm_gives_the_vectors_of_transformers() {
     // no key says where texts end
     let mut task = of_folder.bundle().model.task.clone();
     if let Task::TextEmbedding(embedding) = &mut task {
-        assert_eq!(embedding.max_tokens.take(), Some(512));
+        assert_eq!(embedding.texts.max_tokens.take(), Some(512));
     }
     assert_eq!(model.bundle().model.task, task);
     let [tokenizer, own] = [&model, &of_folder].map(|model| Tokenizer::of(model.bundle(), model.folder()).unwrap());

@@ -3,10 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anec::mil::Data;
 use anec::mil::text::{INLINE_ELEMENTS, parse};
 use anec::mil::verify::verify;
-use anec::mil::{Binding, Block, Constant, Program};
+use anec::mil::{Binding, Block, Constant, Data, Program};
 use anec::package::{self, WriteOptions};
 
 use crate::common::emitted;

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use anec_base::Result;
 use anec_bundle::{FunctionEntry, Port, PortRole, StateRole};
 use anec_manifest::{Granularity, NumberFormat, Overflow, WeightFormat};
-use anec_mil::OpInput;
-use anec_mil::{Constant, DataType, Function, FunctionBuilder, TensorType, ValueId};
+use anec_mil::{Constant, DataType, Function, FunctionBuilder, OpInput, TensorType, ValueId};
 use anec_quant::CodedWeight;
 use anec_source::SourceWeight;
 

@@ -3,9 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use anec_mil::Data;
 use anec_mil::catalogue::{self, Arguments};
-use anec_mil::{Binding, Constant, Function, Op, TensorType, ValueId, ValueType};
+use anec_mil::{Binding, Constant, Data, Function, Op, TensorType, ValueId, ValueType};
 
 use super::composite::{self, Reduction};
 use super::numbers::number_bytes;

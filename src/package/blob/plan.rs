@@ -6,9 +6,8 @@ use std::sync::Arc;
 use super::{ALIGNMENT, Record, code, padding_bits};
 use crate::PackageError;
 use anec_base::Result;
-use anec_mil::Data;
 use anec_mil::codec::{BlobPlace, BlobSink};
-use anec_mil::{Constant, Content, DataType};
+use anec_mil::{Constant, Content, Data, DataType};
 
 /// Place and content of a constant.
 pub(super) struct Planned {

@@ -8,8 +8,7 @@ use super::{ALIGNMENT, VERSION, padding_bits};
 use crate::PackageError;
 use anec_base::MappedFile;
 use anec_base::Result;
-use anec_mil::Data;
-use anec_mil::{Content, DataType, TensorType};
+use anec_mil::{Content, Data, DataType, TensorType};
 
 /// Maximum size of a blob that is copied, so that its elements can be inspected like a literal's.
 const LITERAL_BYTES: u64 = 64 << 10;

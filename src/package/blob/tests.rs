@@ -8,9 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::*;
 use crate::PackageError;
 use anec_base::Result;
-use anec_mil::Data;
 use anec_mil::codec::BlobSink;
-use anec_mil::{Constant, Content, TensorType};
+use anec_mil::{Constant, Content, Data, TensorType};
 
 fn quiet(_: WriteProgress) {}
 

@@ -10,8 +10,7 @@ use super::{ALIGNMENT, WeightPlan, header};
 use crate::PackageError;
 use crate::stream::{FilePart, NotWritten, write_parts};
 use anec_base::Result;
-use anec_mil::Content;
-use anec_mil::Data;
+use anec_mil::{Content, Data};
 
 /// Progress of writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

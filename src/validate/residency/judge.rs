@@ -13,8 +13,7 @@ use crate::thresholds::ResidencyThresholds;
 use crate::verdict::{Check, GateReport, MisplacedOp, Verdict};
 use anec_base::Result;
 use anec_coreml::CoreMlError;
-use anec_coreml::plan::ComputePlan;
-use anec_coreml::plan::{Device, FunctionPlan, Operation};
+use anec_coreml::plan::{ComputePlan, Device, FunctionPlan, Operation};
 use anec_mil::{Function, catalogue};
 
 /// Judges the plan of a model; `path` is the plan's.

@@ -3,18 +3,16 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anec_base::FileError;
+use anec_base::{FileError, Progress};
 
 use super::subject::{PartContent, ResidencySubject, Signature, SubjectCall};
 use super::{UNITS, latency};
 use crate::sizes;
-use anec_base::Progress;
 use anec_base::Result;
 use anec_base::clock::{now, strftime};
 use anec_bundle::Bundle;
 use anec_coreml::cache::Cache;
-use anec_coreml::plan::{ComputePlan, ComputeUnits};
-use anec_coreml::plan::{FunctionPlan, PackageDigest, SCHEMA_VERSION, Timing};
+use anec_coreml::plan::{ComputePlan, ComputeUnits, FunctionPlan, PackageDigest, SCHEMA_VERSION, Timing};
 use anec_coreml::{CoreMlError, Engine, project};
 use anec_package::{Package, WriteOptions};
 use anec_runtime::Backend;
