@@ -66,12 +66,18 @@ const PACKAGES: &[(&str, f32)] = &[
     ("uint4_block_offset", 3e-3),
     ("uint8_affine_channel", 5e-4),
     ("uint8_block_offset", 5e-4),
+    ("zoo_control", 1e-5),
     ("zoo_elementwise_fp16", 1e-2),
     ("zoo_elementwise_fp32", 2e-3),
+    ("zoo_images", 1e-5),
+    ("zoo_images_ios17", 1e-5),
     ("zoo_indexing", 1e-6),
     ("zoo_indexing_ios18", 1e-6),
     ("zoo_layers", 2e-5),
     ("zoo_layers_ios17", 2e-5),
+    ("zoo_quantized", 1e-6),
+    ("zoo_recurrent", 1e-5),
+    ("zoo_recurrent_ios18", 1e-5),
     ("zoo_reductions", 1e-5),
     ("zoo_reductions_ios17", 1e-5),
     ("zoo_shapes", 1e-6),
@@ -236,4 +242,51 @@ fn packages_are_verified_and_their_text_stands_for_the_same_program() {
             assert_eq!(parsed.lengths, function.lengths, "{name}");
         }
     }
+}
+
+#[test]
+fn the_program_calls_any_package_and_names_what_it_cannot_run() {
+    let room = tempfile::tempdir().unwrap();
+    let place = |name: &str| room.path().join(name).to_str().unwrap().to_owned();
+    let package = folder().join("zoo_control/model.mlpackage");
+    let (calls, _) = calls("zoo_control");
+    let inputs: Vec<(&str, Dtype, &[usize], Vec<u8>)> = calls[0]
+        .inputs
+        .iter()
+        .map(|(name, tensor)| match &tensor.data {
+            TensorData::F32(v) => {
+                (name.as_str(), Dtype::F32, &tensor.shape[..], v.iter().flat_map(|v| v.to_le_bytes()).collect())
+            }
+            TensorData::I32(v) => {
+                (name.as_str(), Dtype::I32, &tensor.shape[..], v.iter().flat_map(|v| v.to_le_bytes()).collect())
+            }
+            TensorData::Bool(_) => panic!("a function takes no booleans"),
+        })
+        .collect();
+    let views = inputs
+        .iter()
+        .map(|(name, dtype, shape, bytes)| (*name, TensorView::new(*dtype, shape.to_vec(), bytes).unwrap()));
+    std::fs::write(place("in.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+    let call = |package: &str, out: &str| {
+        let words = ["run", package, "--inputs", &place("in.safetensors"), "--out", &place(out), "--precision", "f32"];
+        crate::common::folder::run(&words)
+    };
+    let (status, shown, errors) = call(package.to_str().unwrap(), "out.safetensors");
+    assert_eq!((status, errors.as_str()), (0, ""), "{shown}");
+    let bytes = std::fs::read(place("out.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(file.len(), calls[0].outputs.len());
+    for (name, expected) in &calls[0].outputs {
+        let apart = difference(&tensor(&file.tensor(name).unwrap()), expected);
+        assert!(apart <= 1e-5, "{name}: {apart}");
+    }
+
+    let unknown =
+        "program(1.0) { func main<ios15>(tensor<fp32, [2, 3]> x, tensor<int32, [1]> n, tensor<fp32, [2, 3, 4]> y) {
+        tensor<fp32, [2, 3]> z = make_list(x = x)[name = string(\"z\")]; } -> (z); }";
+    let program = text::parse(unknown).unwrap();
+    package::write(&program, &room.path().join("unknown.mlpackage"), &package::WriteOptions::default()).unwrap();
+    let (status, _, errors) = call(&place("unknown.mlpackage"), "none.safetensors");
+    assert_eq!(status, 4, "{errors}");
+    assert!(errors.contains("function `main` uses operators that the executor doesn't have: make_list"), "{errors}");
 }

@@ -1,8 +1,10 @@
-//! Compilation of ops to steps: operands, constants, and the last use of each value.
+//! Compilation of ops to nodes: operands, constants, and the last use of each value.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use super::arithmetic::{ProductArithmetic, computed_by};
 use super::constants::{ConstantError, load};
+use super::control::{Blocks, Body, Control};
 use super::error::ExecError;
 use super::node::Node;
 use super::operand::Operand;
@@ -14,20 +16,21 @@ use super::value::Value;
 use super::weight_cache::WeightCache;
 use anec_mil::{Binding, Block, Function, Op, TensorType, ValueId, ValueType, catalogue};
 
-/// Turns the ops of a function into steps.
+/// Turns the ops of a function into nodes.
 pub(super) struct Compiler<'a> {
     function: &'a Function,
     cache: &'a WeightCache,
+    arithmetic: ProductArithmetic,
     constants: HashMap<ValueId, Value>,
     folded: HashMap<ValueId, &'a Op>,
     defined: BTreeSet<ValueId>,
 }
 
 impl<'a> Compiler<'a> {
-    pub fn new(function: &'a Function, cache: &'a WeightCache) -> Self {
+    pub fn new(function: &'a Function, cache: &'a WeightCache, arithmetic: ProductArithmetic) -> Self {
         let folded = function.ops().filter(|op| op.is_constexpr());
         let folded = folded.flat_map(|op| op.outputs.iter().map(move |id| (*id, op))).collect();
-        Compiler { function, cache, constants: HashMap::new(), folded, defined: BTreeSet::new() }
+        Compiler { function, cache, arithmetic, constants: HashMap::new(), folded, defined: BTreeSet::new() }
     }
 
     /// Error about the graph.
@@ -41,18 +44,23 @@ impl<'a> Compiler<'a> {
     }
 
     /// Compiles the ops of a block.
-    pub fn steps(&mut self, block: &'a Block) -> Result<Vec<Step>, ExecError> {
-        let mut steps = Vec::new();
+    pub fn nodes(&mut self, block: &'a Block) -> Result<Vec<Node>, ExecError> {
+        let mut nodes = Vec::new();
         for (place, op) in block.ops.iter().enumerate().filter(|(_, op)| op.is_executed()) {
+            let (operator, resolve, moves) = match ops::lookup(&op.operator).map(|row| (row.operator, row.rule)) {
+                Some((operator, Rule::Kernel { resolve, moves })) => (operator, resolve, moves),
+                Some((operator, Rule::Blocks)) => {
+                    nodes.push(Node::Control(self.control(op, operator)?));
+                    continue;
+                }
+                _ => {
+                    let operators = vec![op.operator.clone()];
+                    return Err(ExecError::Unsupported { function: self.function.name.clone(), operators });
+                }
+            };
             if !op.blocks.is_empty() {
                 return Err(self.wrong(format!("op `{}` ({}) has blocks of its own", op.name, op.operator)));
             }
-            let Some((operator, Rule::Kernel { resolve, moves })) =
-                ops::lookup(&op.operator).map(|row| (row.operator, row.rule))
-            else {
-                let operators = vec![op.operator.clone()];
-                return Err(ExecError::Unsupported { function: self.function.name.clone(), operators });
-            };
             // computed inputs first, then attributes
             let mut arguments = Vec::with_capacity(op.inputs.len());
             for (parameter, bindings) in &op.inputs {
@@ -60,16 +68,7 @@ impl<'a> Compiler<'a> {
                 arguments.push((parameter.as_str(), operands?));
             }
             self.add_defaults(op, &mut arguments)?;
-            let (mut types, mut outputs) = (Vec::new(), Vec::new());
-            for id in &op.outputs {
-                let value = self.function.value(*id);
-                let ValueType::Tensor(ty) = &value.ty else {
-                    return Err(self.wrong(format!("`{}` is not a tensor, but {}", value.name, value.ty)));
-                };
-                types.push(ty.clone());
-                outputs.push(Output { name: value.name.clone(), slot: id.0 as usize, read: false });
-                self.defined.insert(*id);
-            }
+            let (types, outputs) = self.outputs(op)?;
             let mut resolver = Resolver::new(&arguments, &types);
             let kernel = resolve(&mut resolver).map_err(|problem| ExecError::Op {
                 function: self.function.name.clone(),
@@ -79,9 +78,67 @@ impl<'a> Compiler<'a> {
             })?;
             let operands = resolver.into_operands();
             let (name, takes_state) = (op.name.clone(), false);
-            steps.push(Step { place, operator, name, kernel, operands, types, outputs, moves, takes_state });
+            let step = Step { place, operator, name, kernel, operands, types, outputs, moves, takes_state };
+            nodes.push(Node::Step(computed_by(step, self.arithmetic)));
         }
-        Ok(steps)
+        Ok(nodes)
+    }
+
+    /// Declares the results of an op.
+    fn outputs(&mut self, op: &Op) -> Result<(Vec<TensorType>, Vec<Output>), ExecError> {
+        let (mut types, mut outputs) = (Vec::new(), Vec::new());
+        for id in &op.outputs {
+            let value = self.function.value(*id);
+            let ValueType::Tensor(ty) = &value.ty else {
+                return Err(self.wrong(format!("`{}` is not a tensor, but {}", value.name, value.ty)));
+            };
+            types.push(ty.clone());
+            outputs.push(Output { name: value.name.clone(), slot: id.0 as usize, read: false });
+            self.defined.insert(*id);
+        }
+        Ok((types, outputs))
+    }
+
+    /// Compiles an op with nested blocks.
+    fn control(&mut self, op: &'a Op, operator: &'static str) -> Result<Control, ExecError> {
+        // counts and types are those of the catalogue's inference
+        let checked = catalogue::lookup(operator, self.function.opset)
+            .map(|spec| spec.results(&catalogue::Arguments::of(self.function, op)));
+        let problem = |problem: String| ExecError::Op {
+            function: self.function.name.clone(),
+            op: op.name.clone(),
+            operator: operator.to_owned(),
+            problem,
+        };
+        match checked {
+            Some(Ok(types)) if types.len() == op.outputs.len() => {}
+            Some(Ok(types)) => {
+                return Err(problem(format!("it gives {} results, not {}", types.len(), op.outputs.len())));
+            }
+            Some(Err(text)) => return Err(problem(text)),
+            None => return Err(problem(format!("it is not in {}", self.function.opset.name()))),
+        }
+        let bindings = op.inputs.get(if operator == "cond" { "pred" } else { "loop_vars" });
+        let operands = bindings.into_iter().flatten().map(|binding| self.operand(binding));
+        let operands = operands.collect::<Result<Vec<_>, _>>()?;
+        let [first, second] = &op.blocks[..] else { return Err(problem("it takes two blocks".into())) };
+        let [first, second] = [self.body(first)?, self.body(second)?];
+        let blocks = match operator {
+            "cond" => Blocks::Branches([first, second]),
+            _ => Blocks::Loop { condition: first, body: second },
+        };
+        let (types, outputs) = self.outputs(op)?;
+        let captured = Control::captures(&blocks);
+        Ok(Control { operator, name: op.name.clone(), operands, blocks, captured, types, outputs })
+    }
+
+    fn body(&mut self, block: &'a Block) -> Result<Body, ExecError> {
+        for id in &block.inputs {
+            self.define(*id);
+        }
+        let nodes = self.nodes(block)?;
+        let outputs = block.outputs.iter().map(|id| self.operand(&Binding::Value(*id))).collect::<Result<_, _>>()?;
+        Ok(Body { inputs: block.inputs.iter().map(|id| id.0 as usize).collect(), nodes, outputs })
     }
 
     /// Adds the catalogue's defaults for missing parameters.
@@ -191,7 +248,16 @@ pub(super) fn mark_last_uses(nodes: &mut [Node], outputs: &mut [(String, Operand
     for (_, operand) in outputs.iter_mut().rev() {
         mark(operand, &mut needed);
     }
+    mark_nodes(nodes, &mut needed);
+}
+
+/// Marks last uses in nodes, after which the slots `needed` are used.
+pub(super) fn mark_nodes(nodes: &mut [Node], needed: &mut BTreeSet<usize>) {
     for node in nodes.iter_mut().rev() {
+        if let Node::Control(control) = node {
+            control.mark_last_uses(needed);
+            continue;
+        }
         let steps = node.steps_mut();
         // a group that falls back from a recomputed step leaves the value to the step itself
         let repeated = steps.iter().rev().skip(1).flat_map(|step| &step.outputs).map(|output| output.slot);
@@ -201,14 +267,14 @@ pub(super) fn mark_last_uses(nodes: &mut [Node], outputs: &mut [(String, Operand
                 output.read = needed.remove(&output.slot);
             }
             for operand in step.operands.iter_mut().rev() {
-                mark(operand, &mut needed);
+                mark(operand, needed);
             }
         }
         needed.extend(repeated);
     }
 }
 
-fn mark(operand: &mut Operand, needed: &mut BTreeSet<usize>) {
+pub(super) fn mark(operand: &mut Operand, needed: &mut BTreeSet<usize>) {
     if let Operand::Slot { slot, last } = operand {
         *last = needed.insert(*slot);
     }
@@ -218,12 +284,18 @@ fn mark(operand: &mut Operand, needed: &mut BTreeSet<usize>) {
 /// computation needs no copy.
 pub(super) fn mark_last_reads(nodes: &mut [Node]) {
     let mut written_next: BTreeSet<String> = BTreeSet::new();
-    for step in nodes.iter_mut().rev().flat_map(|node| node.steps_mut().iter_mut().rev()) {
-        let Some(state) = step.state().map(|name| name.to_string()) else { continue };
-        if step.kernel.is::<WriteState>().is_some() {
-            written_next.insert(state);
-        } else {
-            step.takes_state = step.kernel.is::<ReadState>().is_some() && written_next.remove(&state);
+    for node in nodes.iter_mut().rev() {
+        if let Node::Control(control) = node {
+            // the blocks may read a state and not write it
+            control.states().iter().for_each(|state| _ = written_next.remove(&**state));
+        }
+        for step in node.steps_mut().iter_mut().rev() {
+            let Some(state) = step.state().map(|name| name.to_string()) else { continue };
+            if step.kernel.is::<WriteState>().is_some() {
+                written_next.insert(state);
+            } else {
+                step.takes_state = step.kernel.is::<ReadState>().is_some() && written_next.remove(&state);
+            }
         }
     }
 }

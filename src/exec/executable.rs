@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::arithmetic::{ProductArithmetic, computed_by};
+use super::arithmetic::ProductArithmetic;
 use super::compile::{Compiler, mark_last_reads, mark_last_uses};
 use super::engine::{EngineEffect, EngineEffects};
 use super::error::ExecError;
@@ -174,11 +174,7 @@ impl Executable {
         if let Precision::Ane(_) = precision {
             return Self::compile_unfused(function, precision, cache);
         }
-        let arithmetic = precision.arithmetic();
-        Self::assemble(function, precision, cache, |steps, outputs| {
-            let steps = steps.into_iter().map(|step| computed_by(step, arithmetic)).collect();
-            fuse(steps, &Uses::of(function), outputs)
-        })
+        Self::assemble(function, precision, cache, |steps, outputs| fuse(steps, &Uses::of(function), outputs))
     }
 
     /// Compiles a function without fusing ops, so that an observer sees each of them.
@@ -190,10 +186,7 @@ impl Executable {
         precision: Precision,
         cache: &WeightCache,
     ) -> Result<Executable, ExecError> {
-        let arithmetic = precision.arithmetic();
-        Self::assemble(function, precision, cache, |steps, _| {
-            steps.into_iter().map(|step| Node::Step(computed_by(step, arithmetic))).collect()
-        })
+        Self::assemble(function, precision, cache, |steps, _| steps.into_iter().map(Node::Step).collect())
     }
 
     fn assemble(
@@ -211,7 +204,7 @@ impl Executable {
             let operators = operators.into_iter().collect();
             return Err(ExecError::Unsupported { function: function.name.clone(), operators });
         }
-        let mut compiler = Compiler::new(function, cache);
+        let mut compiler = Compiler::new(function, cache, precision.arithmetic());
         let (mut inputs, mut states) = (Vec::new(), Vec::new());
         for id in &function.inputs {
             let value = function.value(*id);
@@ -228,12 +221,16 @@ impl Executable {
                 }
             }
         }
-        let steps = compiler.steps(&function.block)?;
+        let nodes = compiler.nodes(&function.block)?;
         let mut outputs = Vec::new();
         for id in &function.block.outputs {
             outputs.push((function.value(*id).name.clone(), compiler.operand(&Binding::Value(*id))?));
         }
-        let mut nodes = arrange(steps, &outputs);
+        // ops of a function with control flow run one by one
+        let mut nodes = match nodes.iter().any(|node| matches!(node, Node::Control(_))) {
+            true => nodes,
+            false => arrange(nodes.into_iter().filter_map(Node::into_step).collect(), &outputs),
+        };
         mark_last_uses(&mut nodes, &mut outputs);
         mark_last_reads(&mut nodes);
         Ok(Executable {

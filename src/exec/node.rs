@@ -1,19 +1,22 @@
-//! Nodes of a compiled function: steps and fused groups of steps.
+//! Nodes of a compiled function: steps, fused groups of steps, and control flow.
 
 use std::sync::Arc;
 
+use super::control::Control;
 use super::error::ExecError;
 use super::frame::Frame;
 use super::operand::Operand;
 use super::step::Step;
 use super::tensor::Tensor;
 
-/// Step, or fused group of steps.
+/// Step, fused group of steps, or op with nested blocks.
 pub(super) enum Node {
     /// One op.
     Step(Step),
     /// Fused steps.
     Group(Group),
+    /// Branch or loop.
+    Control(Control),
 }
 
 /// Fused steps.
@@ -42,11 +45,12 @@ pub(super) enum FusedResult {
 }
 
 impl Node {
-    /// Steps, in order.
+    /// Steps, in order; those of nested blocks are left out.
     pub fn steps(&self) -> &[Step] {
         match self {
             Node::Step(step) => std::slice::from_ref(step),
             Node::Group(group) => &group.steps,
+            Node::Control(_) => &[],
         }
     }
 
@@ -55,6 +59,7 @@ impl Node {
         match self {
             Node::Step(step) => std::slice::from_mut(step),
             Node::Group(group) => &mut group.steps,
+            Node::Control(_) => &mut [],
         }
     }
 
@@ -66,10 +71,19 @@ impl Node {
         }
     }
 
+    /// The step, if the node is one.
+    pub fn into_step(self) -> Option<Step> {
+        match self {
+            Node::Step(step) => Some(step),
+            Node::Group(_) | Node::Control(_) => None,
+        }
+    }
+
     /// Runs the node.
     pub fn run(&self, frame: &mut Frame<'_>) -> Result<(), ExecError> {
         match self {
             Node::Step(step) => frame.step(step),
+            Node::Control(control) => control.run(frame),
             Node::Group(group) => {
                 let done = frame.timed(group.kernel.name(), |frame| group.run(frame));
                 // fall back to single steps

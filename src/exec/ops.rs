@@ -1,5 +1,6 @@
 //! The table of kernels by operator.
 
+mod batches;
 mod binary;
 mod conv;
 mod conv_transpose;
@@ -9,11 +10,16 @@ mod gather;
 mod matmul;
 mod norm;
 mod order;
+mod quantize;
+mod random;
+mod recurrent;
 mod reduce;
+mod resize;
 mod shape;
 mod slice;
 mod space;
 mod state;
+mod suppression;
 
 pub(super) use self::binary::{Arithmetic, BinaryOp};
 pub(super) use self::conv::Conv;
@@ -38,10 +44,17 @@ macro_rules! make_like {
 }
 pub(crate) use make_like;
 
+/// Rows of the ops with nested blocks.
+const CONTROL: &[Row] =
+    &[Row { operator: "cond", rule: Rule::Blocks }, Row { operator: "while_loop", rule: Rule::Blocks }];
+
 /// Table, by group.
 const GROUPS: &[&[Row]] = &[
+    batches::CROPPED,
+    batches::ROWS,
     binary::ROWS,
     constexpr::ROWS,
+    CONTROL,
     conv::ROWS,
     conv_transpose::ROWS,
     einsum::ROWS,
@@ -51,12 +64,18 @@ const GROUPS: &[&[Row]] = &[
     matmul::ROWS,
     norm::ROWS,
     order::ROWS,
+    quantize::ROWS,
+    random::ROWS,
+    recurrent::ROWS,
     reduce::ROWS,
+    resize::INTERPOLATED,
+    resize::ROWS,
     shape::ROWS,
     slice::ROWS,
     space::POOL,
     space::ROWS,
     state::ROWS,
+    suppression::ROWS,
 ];
 
 /// Row of an operator.
@@ -96,8 +115,8 @@ mod tests {
         let own: BTreeSet<&str> = rows().map(|row| row.operator).collect();
         assert_eq!(own.len(), rows().count(), "an operator has two rows");
         let known: BTreeSet<&str> = catalogue::table().iter().map(|spec| spec.name).collect();
-        // constants are no ops here; quantized activations are not implemented
-        let others = BTreeSet::from(["const", "dequantize", "quantize"]);
+        // constants are no ops here
+        let others = BTreeSet::from(["const"]);
         assert_eq!(&known - &own, others);
         assert_eq!(&own - &known, BTreeSet::new());
     }

@@ -54,6 +54,16 @@ impl<'a> Resolver<'a> {
         self.optional_input(parameter)?.ok_or_else(|| format!("parameter `{parameter}` is missing"))
     }
 
+    /// Required argument of a product. From iOS17 on, a constant may hold integers beside floats, or floats beside
+    /// integers; it is converted to the kind of the result.
+    pub fn factor(&mut self, parameter: &'static str) -> Result<Input, String> {
+        let (input, dtype) = (self.input(parameter)?, self.dtype());
+        if let Operand::Constant(Value::Tensor(tensor)) = &mut self.operands[input.place] {
+            *tensor = converted(tensor, dtype);
+        }
+        Ok(input)
+    }
+
     /// Optional argument.
     pub fn optional_input(&mut self, parameter: &'static str) -> Result<Option<Input>, String> {
         if self.operand(parameter)?.is_none() {
@@ -105,6 +115,19 @@ impl<'a> Resolver<'a> {
         self.constant_tensor(parameter)?.map(|tensor| integers_of(tensor, parameter)).transpose()
     }
 
+    /// Constant integers or booleans of a parameter that takes a list of them.
+    pub fn list_of_integers(&self, parameter: &str) -> Result<Vec<i64>, String> {
+        let (_, operands) = self.given(parameter).ok_or_else(|| format!("parameter `{parameter}` is missing"))?;
+        let number = |operand: &Operand| match operand {
+            Operand::Constant(Value::Tensor(tensor)) => match integers_of(tensor, parameter)?.as_slice() {
+                [one] => Ok(*one),
+                several => Err(format!("`{parameter}` takes scalars, one has {} elements", several.len())),
+            },
+            _ => Err(format!("parameter `{parameter}` must be constants")),
+        };
+        operands.iter().map(number).collect()
+    }
+
     /// Constant integer.
     pub fn integer(&self, parameter: &str) -> Result<i64, String> {
         let integers = self.known_integers(parameter)?;
@@ -122,6 +145,18 @@ impl<'a> Resolver<'a> {
             TensorData::I32(v) if v.len() == 1 => Ok(v[0] as f32),
             _ => Err(format!("parameter `{parameter}` takes one number")),
         }
+    }
+
+    /// Constant tensor, if the parameter is present.
+    pub fn known_tensor(&self, parameter: &str) -> Result<Option<Arc<Tensor>>, String> {
+        Ok(self.constant_tensor(parameter)?.cloned())
+    }
+
+    /// Constant floats, if the parameter is present.
+    pub fn constant_floats(&self, parameter: &str) -> Result<Option<&'a [f32]>, String> {
+        let Some(tensor) = self.constant_tensor(parameter)? else { return Ok(None) };
+        let floats = tensor.floats().map(Some);
+        floats.ok_or_else(|| format!("parameter `{parameter}` holds {}, not floats", tensor.data.kind()))
     }
 
     /// Constant boolean.
@@ -155,7 +190,7 @@ impl<'a> Resolver<'a> {
     pub fn matrix(&mut self, parameter: &'static str) -> Result<Matrix, String> {
         match self.operand(parameter)? {
             Some(Operand::Constant(Value::Weight(weight))) => Ok(Matrix::Constant(weight.clone())),
-            Some(Operand::Constant(Value::Tensor(tensor))) => LoadedWeight::of(tensor)
+            Some(Operand::Constant(Value::Tensor(tensor))) => LoadedWeight::of(&converted(tensor, self.dtype()))
                 .map(|weight| Matrix::Constant(Arc::new(weight)))
                 .ok_or_else(|| format!("parameter `{parameter}` holds {}, not floats", tensor.data.kind())),
             _ => self.input(parameter).map(Matrix::Computed),
@@ -166,4 +201,16 @@ impl<'a> Resolver<'a> {
     pub fn dtype(&self) -> DataType {
         self.types.first().map_or(DataType::Fp32, |t| t.dtype)
     }
+}
+
+/// Constant as floats or integers, if the type asks for the others and they have all its values.
+fn converted(tensor: &Arc<Tensor>, dtype: DataType) -> Arc<Tensor> {
+    let data: TensorData = match &tensor.data {
+        TensorData::I32(values) if dtype.is_float() => values.iter().map(|v| *v as f32).collect::<Vec<f32>>().into(),
+        TensorData::F32(values) if dtype.is_integer() && values.iter().all(|v| v.fract() == 0.0) => {
+            values.iter().map(|v| *v as i32).collect::<Vec<i32>>().into()
+        }
+        _ => return tensor.clone(),
+    };
+    Arc::new(Tensor { shape: tensor.shape.clone(), data })
 }

@@ -47,6 +47,8 @@ pub(crate) enum Rule {
     },
     /// Constants at compile time.
     Fold(Fold),
+    /// Nested blocks, which the executor runs.
+    Blocks,
 }
 
 /// Rows of operators that compute.

@@ -51,11 +51,14 @@ pub(super) struct Workspace {
     pub pool: Pool,
     /// Cache slots that the run writes.
     pub slot_writes: SlotWrites,
+    /// Iterations of loops so far.
+    pub iterations: u64,
 }
 
 impl Workspace {
     fn clear(&mut self) {
         self.slot_writes.clear(&mut self.pool);
+        self.iterations = 0;
         for tensor in self.slots.drain(..).flatten().chain(self.results.drain(..)) {
             self.pool.recycle(tensor);
         }

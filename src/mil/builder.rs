@@ -200,7 +200,7 @@ impl FunctionBuilder {
                 }
             }
         }
-        let given = Arguments { function: &self.function, inputs: &arguments, attributes: &attributes };
+        let given = Arguments { function: &self.function, inputs: &arguments, attributes: &attributes, blocks: &[] };
         let types = match spec.results(&given) {
             Ok(types) => types,
             Err(problem) => {

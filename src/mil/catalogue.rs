@@ -110,6 +110,11 @@ impl OpSpec {
         self.parameters.iter().find(|p| p.name == name)
     }
 
+    /// Returns whether ops have nested blocks, which their inference checks.
+    pub fn takes_blocks(&self) -> bool {
+        matches!(self.name, "cond" | "while_loop")
+    }
+
     /// Infers the types of an op's results, after checking the element types of its arguments.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! Programs, functions, blocks, ops and values.
 //!
 //! Values are stored in an arena of their function and referred to by [`ValueId`]. Names are written to the package;
-//! they are unique within a function.
+//! no two values that are visible at one place have the same name.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ pub struct ValueId(pub u32);
 /// An SSA value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Value {
-    /// Name, unique within the function.
+    /// Name, unique among the values that are visible where it is.
     pub name: String,
     /// Type.
     pub ty: ValueType,

@@ -3,7 +3,7 @@
 //! Invariants of a verified program:
 //!
 //! 1. the default function exists, functions have different names and one opset;
-//! 2. names of functions and values are legal, and values' names are unique within their function;
+//! 2. names of functions and values are legal, and no two values that are visible at one place have the same name;
 //! 3. inputs are tensors whose symbols have sizes, or fp16 states of a fixed shape; outputs are distinct tensors
 //!    that aren't inputs;
 //! 4. every value is defined once: as an input, by one op, or as the input of a nested block;
@@ -22,10 +22,10 @@ mod signature;
 
 use hashbrown::HashSet;
 
-use super::ir::{Function, Program};
+use super::ir::{Block, Function, Program};
 use super::names;
 
-pub use infer::{infer_known_types, infer_types};
+pub use infer::{infer_known_types, infer_types, inference_problems};
 
 /// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,14 +90,44 @@ fn check_names(function: &Function, findings: &mut Findings<'_>) {
     if let Some(problem) = names::problem(&function.name) {
         findings.add("", problem);
     }
-    let mut names = HashSet::new();
     for value in &function.values {
         if let Some(problem) = names::problem(&value.name) {
             findings.add(&value.name, problem);
         }
-        if !names.insert(&value.name) {
-            findings.add(&value.name, "two values have this name".into());
+    }
+    let mut visible = HashSet::new();
+    for id in &function.inputs {
+        check_unique(&function.value(*id).name, &mut visible, findings);
+    }
+    check_names_of(function, &function.block, &mut visible, findings);
+}
+
+/// Checks that no two values that are visible at one place have the same name. Nested blocks that don't see each other
+/// may use a name twice.
+fn check_names_of<'a>(
+    function: &'a Function,
+    block: &'a Block,
+    visible: &mut HashSet<&'a str>,
+    findings: &mut Findings<'_>,
+) {
+    for id in &block.inputs {
+        check_unique(&function.value(*id).name, visible, findings);
+    }
+    for op in &block.ops {
+        for inner in &op.blocks {
+            check_names_of(function, inner, visible, findings);
+            let defined = inner.inputs.iter().chain(inner.ops.iter().flat_map(|op| &op.outputs));
+            defined.for_each(|id| _ = visible.remove(function.value(*id).name.as_str()));
         }
+        for id in &op.outputs {
+            check_unique(&function.value(*id).name, visible, findings);
+        }
+    }
+}
+
+fn check_unique<'a>(name: &'a str, visible: &mut HashSet<&'a str>, findings: &mut Findings<'_>) {
+    if !visible.insert(name) {
+        findings.add(name, "two values have this name".into());
     }
 }
 

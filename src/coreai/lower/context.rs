@@ -182,7 +182,7 @@ impl<'m> Lowering<'m> {
     /// Infers the types of an operator's results from those of its arguments, which may have been found here.
     fn infer(&mut self, op: &Op) {
         let Some(spec) = catalogue::lookup(&op.operator, self.function.opset) else { return };
-        let arguments = Arguments { function: &self.function, inputs: &op.inputs, attributes: &op.attributes };
+        let arguments = Arguments::of(&self.function, op);
         let Ok(types) = spec.results(&arguments) else { return };
         for (output, ty) in op.outputs.iter().zip(types) {
             let known = ty.tensor().is_some_and(|ty| ty.fixed_shape().is_some());

@@ -11,6 +11,7 @@ pub(super) const ROWS: &[Row] = &[
     ("expand_dims", |l, op| same_elements(l, op)),
     ("squeeze", |l, op| same_elements(l, op)),
     ("flatten2d", |l, op| same_elements(l, op)),
+    ("reshape_like", |l, op| same_elements(l, op)),
     ("transpose", transpose),
     ("shape", shape_of),
     ("concat", concat),

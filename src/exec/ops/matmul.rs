@@ -52,7 +52,8 @@ pub(crate) struct Linear {
 
 impl Linear {
     fn resolve(op: &mut Resolver<'_>) -> Resolved {
-        let (x, weight, bias) = (op.input("x")?, op.matrix("weight")?, op.optional_input("bias")?);
+        let (x, weight) = (op.input("x")?, op.matrix("weight")?);
+        let bias = if op.has("bias") { Some(op.factor("bias")?) } else { None };
         Ok(Arc::new(Linear { x, weight, bias, arithmetic: ProductArithmetic::default() }))
     }
 }
@@ -130,7 +131,7 @@ pub(crate) struct Matmul {
 
 impl Matmul {
     fn resolve(op: &mut Resolver<'_>) -> Resolved {
-        let (x, y) = (op.input("x")?, op.input("y")?);
+        let (x, y) = (op.factor("x")?, op.factor("y")?);
         let (transpose_x, transpose_y) = (op.flag("transpose_x")?, op.flag("transpose_y")?);
         Ok(Arc::new(Matmul { x, y, transpose_x, transpose_y, arithmetic: ProductArithmetic::default() }))
     }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::{Row, make_like, moving};
-use crate::kernel::{Call, Input, Integers, Kernel, Numbers};
+use crate::kernel::{Call, Input, Inputs, Integers, Kernel, Numbers};
 use crate::pool::Pool;
+use crate::resolve::Resolver;
 use crate::strided::View;
 use crate::tensor::{Dims, Tensor, TensorData, axis_index};
 
@@ -19,6 +20,17 @@ pub(super) const ROWS: &[Row] = moving! {
     "flatten2d" => |op| Ok(Arc::new(Flatten { x: op.input("x")?, axis: op.integer("axis")? })),
     "identity" => |op| Ok(Arc::new(Identity { x: op.input(if op.has("input") { "input" } else { "x" })? })),
     "reshape" => |op| Ok(Arc::new(Reshape { x: op.input("x")?, shape: op.integers("shape")? })),
+    "reshape_like" => |op| {
+        let numbers = |op: &Resolver<'_>, name: &str| op.list_of_integers(name);
+        let (begins, ends, masks) = (numbers(op, "begins")?, numbers(op, "ends")?, numbers(op, "end_masks")?);
+        let references = op.inputs("ref_tensors")?;
+        let count = references.iter().len();
+        if [&begins, &ends, &masks].iter().any(|numbers| numbers.len() != count) {
+            return Err(format!("`begins`, `ends` and `end_masks` aren't lists of {count}, as `ref_tensors` is"));
+        }
+        let ends = ends.into_iter().zip(masks).map(|(end, mask)| (mask == 0).then_some(end));
+        Ok(Arc::new(ReshapeLike { x: op.input("x")?, references, parts: begins.into_iter().zip(ends).collect() }))
+    },
     "reverse" => |op| Ok(Arc::new(Reverse { x: op.input("x")?, axes: op.known_integers("axes")? })),
     "shape" => |op| Ok(Arc::new(ShapeOf { x: op.input("x")? })),
     "squeeze" => |op| Ok(Arc::new(Squeeze { x: op.input("x")?, axes: op.known_integers("axes")? })),
@@ -60,7 +72,8 @@ impl Kernel for Identity {
     }
 }
 
-/// New shape: 0 keeps the dimension at the same distance from the last axis, -1 takes the rest.
+/// New shape: 0 keeps the dimension at the same distance from the last axis, or is 1 if there is none; -1 takes the
+/// rest.
 struct Reshape {
     x: Input,
     shape: Integers,
@@ -81,7 +94,7 @@ impl Kernel for Reshape {
                 }
                 0 => {
                     let from_right = wanted.len() - i;
-                    x.shape.len().checked_sub(from_right).map(|axis| x.shape[axis]).ok_or_else(misfit)?
+                    x.shape.len().checked_sub(from_right).map_or(1, |axis| x.shape[axis])
                 }
                 size => usize::try_from(*size).map_err(|_| misfit())?,
             });
@@ -93,6 +106,31 @@ impl Kernel for Reshape {
             }
             shape[i] = x.data.len() / others;
         }
+        let result = with_shape(pool, x, &shape)?;
+        call.push(result)
+    }
+}
+
+/// Shape of parts of other tensors' shapes.
+struct ReshapeLike {
+    x: Input,
+    references: Inputs,
+    /// First axis of each reference, and the one behind the last; `None` for all.
+    parts: Vec<(i64, Option<i64>)>,
+}
+
+impl Kernel for ReshapeLike {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let mut shape = Dims::new();
+        for (reference, (begin, end)) in self.references.iter().zip(&self.parts) {
+            let own = &call.tensor(reference)?.shape;
+            // as Python's slices: from the back if negative, and cut at the ends
+            let place =
+                |at: i64| if at < 0 { (at + own.len() as i64).max(0) } else { at.min(own.len() as i64) } as usize;
+            let (begin, end) = (place(*begin), end.map_or(own.len(), place));
+            shape.extend_from_slice(own.get(begin..end).unwrap_or_default());
+        }
+        let x = call.take(self.x)?;
         let result = with_shape(pool, x, &shape)?;
         call.push(result)
     }

@@ -18,7 +18,6 @@ pub(super) const ROWS: &[Row] = moving! {
     "pixel_unshuffle" => |op| Blocks::resolve(op, "downscale_factor", false, true),
     "sliding_windows" => SlidingWindows::resolve,
     "space_to_depth" => |op| Blocks::resolve(op, "block_size", false, false),
-    "upsample_nearest_neighbor" => Upsample::resolve,
 };
 
 /// Rows of the table for ops that compute.
@@ -95,44 +94,6 @@ fn to_depth(op: &Blocks, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), Str
     let shape = [n, c * block * block, h / block, w / block];
     let result = make_like!(pool, &shape, &x.data, (v, out) => view.read_into(v, out));
     call.push(result)
-}
-
-/// Nearest-neighbour scaling of the last two axes: each result is the element at its position divided by the factor,
-/// rounded down.
-struct Upsample {
-    x: Input,
-    /// Factors of height and width.
-    factors: [f32; 2],
-}
-
-impl Upsample {
-    fn resolve(op: &mut Resolver<'_>) -> Resolved {
-        let factors = [op.float("scale_factor_height")?, op.float("scale_factor_width")?];
-        if factors.iter().any(|f| !(*f > 0.0 && f.is_finite())) {
-            return Err(format!("`x` can't be scaled by {factors:?}"));
-        }
-        Ok(Arc::new(Upsample { x: op.input("x")?, factors }))
-    }
-}
-
-impl Kernel for Upsample {
-    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
-        let factors = self.factors;
-        let x = call.tensor(self.x)?;
-        let [lead @ .., h, w] = &x.shape[..] else { return Err(format!("`x` of shape {:?} is no image", x.shape)) };
-        let sources = |size: usize, factor: f32| -> Vec<usize> {
-            let count = (size as f32 * factor) as usize;
-            (0..count).map(|i| ((i as f32 / factor) as usize).min(size.saturating_sub(1))).collect()
-        };
-        let (rows, columns) = (sources(*h, factors[0]), sources(*w, factors[1]));
-        let shape = [lead, &[rows.len(), columns.len()]].concat();
-        let result = make_like!(pool, &shape, &x.data, (v, out) => {
-            for plane in v.chunks_exact((h * w).max(1)) {
-                rows.iter().for_each(|r| out.extend(columns.iter().map(|c| plane[r * w + c])));
-            }
-        });
-        call.push(result)
-    }
 }
 
 /// Windows of `size` along an axis, `stride` apart: the axis becomes two.
@@ -268,18 +229,6 @@ mod tests {
             let Value::Tensor(original) = counted(&[1, 3, 4, 6]) else { panic!("a tensor") };
             assert_eq!(run(back, vec![("x", deep), (from, i(&[], &[2]))]), *original);
         }
-    }
-
-    #[test]
-    fn the_nearest_element_fills_a_scaled_image() {
-        let x = || counted(&[1, 1, 2, 2]);
-        let scale = |h, w| {
-            run("upsample_nearest_neighbor", vec![("x", x()), ("scale_factor_height", h), ("scale_factor_width", w)])
-        };
-        let whole = scale(i(&[], &[1]), i(&[], &[2]));
-        assert_close(&whole, &[1, 1, 2, 4], &[0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0]);
-        let part = scale(f(&[], &[1.5]), f(&[], &[0.5]));
-        assert_close(&part, &[1, 1, 3, 1], &[0.0, 0.0, 2.0]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::constant::Constant;
-use crate::ir::{Argument, Binding, Function};
+use crate::ir::{Argument, Binding, Block, Function, Op};
 use crate::types::{TensorType, ValueType};
 
 /// Arguments of an op.
@@ -14,9 +14,16 @@ pub struct Arguments<'a> {
     pub inputs: &'a BTreeMap<String, Argument>,
     /// Attributes (`const`, older constexpr forms).
     pub attributes: &'a BTreeMap<String, Constant>,
+    /// Nested blocks.
+    pub blocks: &'a [Block],
 }
 
 impl<'a> Arguments<'a> {
+    /// Arguments of an op of the function.
+    pub fn of(function: &'a Function, op: &'a Op) -> Self {
+        Arguments { function, inputs: &op.inputs, attributes: &op.attributes, blocks: &op.blocks }
+    }
+
     /// Tensor type of a required parameter.
     ///
     /// # Errors
@@ -51,6 +58,16 @@ impl<'a> Arguments<'a> {
         bindings.iter().map(|binding| self.tensor_of(parameter, binding)).collect()
     }
 
+    /// Types of a parameter that takes a list of any values; empty if omitted.
+    pub fn types(&self, parameter: &str) -> Vec<ValueType> {
+        let bindings = self.inputs.get(parameter).into_iter().flatten();
+        let of = |binding: &Binding| match binding {
+            Binding::Constant(constant) => ValueType::Tensor(constant.ty.clone()),
+            Binding::Value(id) => self.function.value(*id).ty.clone(),
+        };
+        bindings.map(of).collect()
+    }
+
     fn tensor_of(&self, parameter: &str, binding: &'a Binding) -> Result<&'a TensorType, String> {
         let ty = match binding {
             Binding::Constant(constant) => return Ok(&constant.ty),
@@ -69,6 +86,16 @@ impl<'a> Arguments<'a> {
             Some([one]) => self.function.constant(one),
             _ => self.attributes.get(parameter),
         }
+    }
+
+    /// Constants of a parameter that takes a list of them.
+    ///
+    /// # Errors
+    /// Returns a sentence naming the parameter.
+    pub fn constants(&self, parameter: &str) -> Result<Vec<&'a Constant>, String> {
+        let bindings = self.inputs.get(parameter).map_or(&[][..], Vec::as_slice);
+        let constants = bindings.iter().map(|binding| self.function.constant(binding)).collect::<Option<Vec<_>>>();
+        constants.ok_or_else(|| format!("parameter `{parameter}` must be constants"))
     }
 
     /// Integers of a parameter that must be constant.

@@ -2,7 +2,7 @@
 //!
 //! Up to CoreML7 their parameters are attributes; from CoreML8 they are inputs that contain the constants.
 
-use super::rules::{Inferred, dtype_of_name, one, shape_text};
+use super::rules::{Inferred, dtype_of_name, one, product, shape_text};
 use crate::catalogue::{Arguments, Row};
 use crate::types::Opset::{CoreMl6, CoreMl8};
 use crate::types::{DataType, Dim, ValueType};
@@ -126,6 +126,10 @@ fn lut_to_sparse(a: &Arguments<'_>) -> Inferred {
     let dims = looked_up(a, &mask.shape)?;
     let mut values = nonzero.clone();
     values.dtype = a.tensor("lut")?.dtype;
+    // an index of a vector stands for several elements
+    if let (Some(size), [count]) = (product(&dims).divided_by(&product(&mask.shape)), &mut values.shape[..]) {
+        *count = count.times(&size);
+    }
     let mut full = mask.clone();
     full.shape = dims;
     Ok(vec![ValueType::Tensor(full), ValueType::Tensor(values)])

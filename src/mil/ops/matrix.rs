@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::rules::{Inferred, broadcast, one, shape_text};
 use crate::catalogue::{Arguments, Row};
 use crate::types::Dim;
-use crate::types::Opset::{CoreMl5, CoreMl8};
+use crate::types::Opset::{CoreMl5, CoreMl7, CoreMl8};
 
 pub const ROWS: &[Row] = &[
     ("matmul", CoreMl5, "x y transpose_x!=false transpose_y!=false", matmul),
@@ -16,9 +16,13 @@ pub const ROWS: &[Row] = &[
 
 fn matmul(a: &Arguments<'_>) -> Inferred {
     let (x, y) = (a.tensor("x")?, a.tensor("y")?);
-    if x.dtype != y.dtype {
-        return Err(format!("x is {} and y is {}; both must be the same type", x.dtype, y.dtype));
-    }
+    // from iOS17 on, a constant may have another type
+    let dtype = match (a.constant("x").is_some(), a.constant("y").is_some()) {
+        (true, false) if a.function.opset >= CoreMl7 => y.dtype,
+        (false, true) if a.function.opset >= CoreMl7 => x.dtype,
+        _ if x.dtype == y.dtype => x.dtype,
+        _ => return Err(format!("x is {} and y is {}; both must be the same type", x.dtype, y.dtype)),
+    };
     if x.rank() == 0 || y.rank() == 0 {
         return Err("a scalar can't be multiplied as a matrix".into());
     }
@@ -46,7 +50,7 @@ fn matmul(a: &Arguments<'_>) -> Inferred {
     if y.rank() > 1 {
         shape.push(right[r - 1].clone());
     }
-    one(x.dtype, shape)
+    one(dtype, shape)
 }
 
 fn linear(a: &Arguments<'_>) -> Inferred {

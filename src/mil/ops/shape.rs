@@ -2,6 +2,7 @@
 
 use super::rules::{Inferred, axes, axis, one, product, same, shape_text, unknown_dimensions};
 use crate::catalogue::{Arguments, Row};
+use crate::constant::Constant;
 use crate::types::Opset::{CoreMl5, CoreMl6, CoreMl7};
 use crate::types::{DataType, Dim, ValueType};
 
@@ -20,13 +21,17 @@ pub const ROWS: &[Row] = &[
     ("reverse", CoreMl5, "x axes!?", same),
     ("fill", CoreMl5, "shape value!=0.0", fill),
     ("range_1d", CoreMl5, "end start step", range_1d),
+    ("random_bernoulli", CoreMl5, "shape prob!=0.5 seed!=-1", |a| random(a, "prob")),
+    ("random_categorical", CoreMl5, "x mode!=\"logits\" size!=1 seed!=-1", random_categorical),
+    ("random_normal", CoreMl5, "shape mean!=0.0 stddev!=1.0 seed!=-1", |a| random(a, "mean")),
+    ("random_uniform", CoreMl5, "shape low!=0.0 high!=1.0 seed!=-1", |a| random(a, "low")),
     ("one_hot", CoreMl5, "indices one_hot_vector_size axis!=-1 on_value!=1 off_value!=0", one_hot),
     ("band_part", CoreMl5, "x lower!=-1 upper!=-1", same),
     ("pixel_shuffle", CoreMl5, "x upscale_factor!", pixel_shuffle),
     ("pixel_unshuffle", CoreMl6, "x downscale_factor!", pixel_unshuffle),
     ("depth_to_space", CoreMl5, "x block_size!", depth_to_space),
     ("space_to_depth", CoreMl5, "x block_size!", space_to_depth),
-    ("upsample_nearest_neighbor", CoreMl5, "x scale_factor_height!=1 scale_factor_width!=1", upsample),
+    ("reshape_like", CoreMl6, "x ref_tensors* begins* ends* end_masks*", reshape_like),
     ("quantize", CoreMl7, "input zero_point!? scale! axis!? output_dtype!", quantize),
     ("dequantize", CoreMl7, "input zero_point!? scale! axis!?", dequantize),
 ];
@@ -34,11 +39,11 @@ pub const ROWS: &[Row] = &[
 fn reshape(a: &Arguments<'_>) -> Inferred {
     let x = a.tensor("x")?;
     let Some(asked) = a.optional_integers("shape") else { return one(x.dtype, unknown_dimensions(a, "shape")?) };
-    // 0 keeps a dimension of x: counted from the left if the ranks are equal, else from the right
-    let keep = |i: usize| {
-        let at = (i + x.rank()).checked_sub(asked.len()).filter(|at| *at < x.rank());
-        at.map(|at| x.shape[at].clone())
-            .ok_or_else(|| format!("the 0 at {i} of {asked:?} stands for no dimension of x"))
+    // 0 keeps a dimension of x, counted from the right; from iOS17 on, one before the first stands for 1
+    let keep = |i: usize| match (i + x.rank()).checked_sub(asked.len()) {
+        Some(at) => Ok(x.shape[at].clone()),
+        None if a.function.opset >= CoreMl7 => Ok(Dim::Fixed(1)),
+        None => Err(format!("the 0 at {i} of {asked:?} stands for no dimension of x")),
     };
     let mut dims = Vec::with_capacity(asked.len());
     let mut inferred = None;
@@ -65,6 +70,31 @@ fn reshape(a: &Arguments<'_>) -> Inferred {
         None => {}
     }
     one(x.dtype, dims)
+}
+
+/// Joins parts of the shapes of several tensors.
+fn reshape_like(a: &Arguments<'_>) -> Inferred {
+    let (x, references) = (a.tensor("x")?, a.tensors("ref_tensors")?);
+    let numbers = |parameter: &str| {
+        let constants = a.constants(parameter)?;
+        let numbers: Option<Vec<i64>> = constants.into_iter().map(Constant::as_integer).collect();
+        let numbers = numbers.filter(|numbers| numbers.len() == references.len());
+        numbers.ok_or_else(|| format!("`{parameter}` takes one constant for each of `ref_tensors`"))
+    };
+    let (begins, ends, masks) = (numbers("begins")?, numbers("ends")?, numbers("end_masks")?);
+    let mut dims = Vec::new();
+    for (i, reference) in references.iter().enumerate() {
+        let rank = reference.rank();
+        // as Python's slices: from the back if negative, and cut at the ends
+        let place = |at: i64| if at < 0 { (at + rank as i64).max(0) } else { at.min(rank as i64) } as usize;
+        let (begin, end) = (place(begins[i]), if masks[i] != 0 { rank } else { place(ends[i]) });
+        dims.extend_from_slice(reference.shape.get(begin..end).unwrap_or_default());
+    }
+    let (all, asked) = (product(&x.shape), product(&dims));
+    match all.is_compatible(&asked) || all.fixed().is_none() || asked.fixed().is_none() {
+        true => one(x.dtype, dims),
+        false => Err(format!("{} has {all} elements, {} has {asked}", shape_text(&x.shape), shape_text(&dims))),
+    }
 }
 
 fn transpose(a: &Arguments<'_>) -> Inferred {
@@ -206,6 +236,24 @@ fn fill(a: &Arguments<'_>) -> Inferred {
     }
 }
 
+/// Numbers in the type of a parameter of their distribution.
+fn random(a: &Arguments<'_>, parameter: &str) -> Inferred {
+    let dtype = a.optional_tensor(parameter)?.map_or(DataType::Fp32, |ty| ty.dtype);
+    match a.optional_integers("shape") {
+        Some(dims) => one(dtype, dims.into_iter().map(|d| Dim::Fixed(d.max(0) as u64)).collect()),
+        None => one(dtype, unknown_dimensions(a, "shape")?),
+    }
+}
+
+fn random_categorical(a: &Arguments<'_>) -> Inferred {
+    let x = a.tensor("x")?;
+    let size = if a.optional_tensor("size")?.is_some() { a.integer("size")? } else { 1 };
+    let size = u64::try_from(size).map_err(|_| format!("`size` is {size}"))?;
+    let mut dims = x.shape.clone();
+    *dims.last_mut().ok_or("x is a scalar; expected classes along its last axis")? = Dim::Fixed(size);
+    one(x.dtype, dims)
+}
+
 fn range_1d(a: &Arguments<'_>) -> Inferred {
     let dtype = a.tensor("start")?.dtype;
     let number = |parameter: &str| {
@@ -265,23 +313,6 @@ fn depth_to_space(a: &Arguments<'_>) -> Inferred {
 
 fn space_to_depth(a: &Arguments<'_>) -> Inferred {
     rescale(a, "block_size", false)
-}
-
-/// Multiplies the last two dimensions by a number that may be a fraction, rounding down.
-fn upsample(a: &Arguments<'_>) -> Inferred {
-    let x = a.tensor("x")?;
-    let count = x.rank().checked_sub(2).ok_or_else(|| format!("x has rank {}, it must be at least 3", x.rank()))?;
-    let mut dims = x.shape.clone();
-    for (dim, parameter) in dims[count..].iter_mut().zip(["scale_factor_height", "scale_factor_width"]) {
-        let factor = a.constant(parameter).filter(|factor| factor.ty.dtype == DataType::Fp32);
-        let bytes = factor.and_then(|factor| factor.bytes().ok()).and_then(|b| b.first_chunk().copied());
-        *dim = match (a.optional_integers(parameter).as_deref(), bytes.map(f32::from_le_bytes), dim.fixed()) {
-            (Some([factor]), ..) => dim.times(&Dim::Fixed((*factor).max(0) as u64)),
-            (_, Some(factor), Some(size)) => Dim::Fixed((size as f32 * factor) as u64),
-            _ => Dim::Unknown,
-        };
-    }
-    one(x.dtype, dims)
 }
 
 fn quantize(a: &Arguments<'_>) -> Inferred {

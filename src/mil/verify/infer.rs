@@ -28,6 +28,21 @@ pub fn infer_known_types(function: &Function) -> Function {
     inferred
 }
 
+/// Ops whose types can't be inferred from those of the inputs, with what is wrong; others take their declared types.
+pub fn inference_problems(function: &Function) -> Vec<(String, MilError)> {
+    let mut inferred = function.clone();
+    let block = std::mem::take(&mut inferred.block);
+    let mut problems = Vec::new();
+    // the callback never fails
+    let _ = infer_block(&mut inferred, &block, &mut |error| {
+        if let MilError::Op { op, .. } = &error {
+            problems.push((op.clone(), error));
+        }
+        Ok(())
+    });
+    problems
+}
+
 /// Handler for an op whose types can't be inferred.
 type OnError<'a> = &'a mut dyn FnMut(MilError) -> Result<(), MilError>;
 
@@ -59,5 +74,5 @@ fn infer_block(function: &mut Function, block: &Block, on_error: OnError<'_>) ->
 
 fn infer_op(function: &Function, op: &Op) -> Result<Vec<ValueType>, String> {
     let spec = catalogue::lookup(&op.operator, function.opset).ok_or("the catalogue doesn't know this operator")?;
-    spec.results(&Arguments { function, inputs: &op.inputs, attributes: &op.attributes })
+    spec.results(&Arguments::of(function, op))
 }

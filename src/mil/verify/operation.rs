@@ -43,7 +43,7 @@ impl Checker<'_, '_> {
             };
             return self.findings.add(&op.name, problem);
         };
-        if !op.blocks.is_empty() {
+        if !op.blocks.is_empty() && !spec.takes_blocks() {
             self.findings.add(&op.name, format!("`{}` has {} blocks; expected none", op.operator, op.blocks.len()));
         }
         if op.is_const() {
@@ -100,7 +100,7 @@ impl Checker<'_, '_> {
     }
 
     fn results(&mut self, op: &Op, spec: &OpSpec) {
-        let arguments = Arguments { function: self.function, inputs: &op.inputs, attributes: &op.attributes };
+        let arguments = Arguments::of(self.function, op);
         let inferred = match spec.results(&arguments) {
             Ok(inferred) => inferred,
             Err(problem) => return self.findings.add(&op.name, problem),
