@@ -43,6 +43,7 @@ mod files;
 pub mod interface;
 mod manifest;
 mod open;
+mod symbols;
 pub mod stream;
 mod write;
 

@@ -11,6 +11,7 @@ use super::blob::WeightFile;
 use super::features::{self, SYMBOLS_KEY};
 use super::interface::Interface;
 use super::manifest::{Manifest, PackageMetadata};
+use super::symbols;
 use super::{MODEL_PATH, PackageError};
 use anec_base::{Result, input, path_inside};
 use anec_mil::codec::{self, BlobPlace, BlobSource};
@@ -119,6 +120,9 @@ pub fn open(path: &Path) -> Result<Package> {
     let weights = WeightFiles { folder, model: model_path, open: Mutex::default() };
     let mut program = codec::decode(&message, &dimensions, &weights)
         .map_err(|cause| PackageError::Invalid { path: weights.model.clone(), cause })?;
+    for function in program.functions.iter_mut().filter(|function| symbols(&function.name).is_none()) {
+        symbols::separate(function);
+    }
     let position = |name: &str| functions.iter().position(|f| f.name == name).unwrap_or(functions.len());
     program.functions.sort_by_key(|f| position(&f.name));
     if program.function(&description.default_function_name).is_some() {
