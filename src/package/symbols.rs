@@ -11,8 +11,8 @@ use anec_mil::{Dim, Function, Symbol, SymbolRange, ValueType};
 
 /// Maximum number of dimensions that are told apart.
 const MAX_PLACES: usize = 16;
-/// Maximum number of dimensions of which some are told apart: up to 52 groupings, each an inference.
-const MAX_PARTITIONED: usize = 5;
+/// Maximum number of dimensions of which some are told apart: up to 203 groupings, each an inference.
+const MAX_PARTITIONED: usize = 6;
 
 /// Flexible dimension of an input.
 struct Place {
