@@ -87,6 +87,38 @@ fn requests_without_a_prompt_find_the_model_loaded() {
 }
 
 #[test]
+fn log_probabilities_are_those_of_openais_api() {
+    let server = server();
+    let body =
+        json!({"messages": user("Hello"), "max_tokens": 12, "temperature": 0, "logprobs": true, "top_logprobs": 2});
+    let same = server.chat(body);
+    let expected = &same["choices"][0]["logprobs"]["content"];
+    assert_eq!(expected.as_array().unwrap().len(), 12);
+    let mut body = json!({
+        "messages": user("Hello"), "options": {"num_predict": 12, "temperature": 0}, "logprobs": true, "top_logprobs": 2,
+        "stream": false,
+    });
+    assert_eq!(server.post("/api/chat", &body).json()["logprobs"], *expected);
+    body["stream"] = json!(true);
+    let parts = lines(&server.post("/api/chat", &body));
+    let joined: Vec<Json> =
+        parts.iter().flat_map(|part| part["logprobs"].as_array().cloned().unwrap_or_default()).collect();
+    assert_eq!(json!(joined), *expected);
+    // without alternatives, and for a raw prompt
+    let raw = json!({
+        "prompt": "It was", "raw": true, "options": {"num_predict": 3, "temperature": 0}, "logprobs": true, "stream": false,
+    });
+    let raw = server.post("/api/generate", &raw).json();
+    let entries = raw["logprobs"].as_array().unwrap();
+    assert_eq!(entries.len(), 3);
+    assert!(
+        entries.iter().all(|entry| entry["logprob"].as_f64().unwrap() <= 0.0 && entry["top_logprobs"] == json!([]))
+    );
+    body["logprobs"] = json!(false);
+    assert!(lines(&server.post("/api/chat", &body)).iter().all(|part| part.get("logprobs").is_none()));
+}
+
+#[test]
 fn formats_and_stops_are_kept_to() {
     let server = server();
     let schema = json!({
@@ -197,7 +229,8 @@ fn errors_have_one_field_and_name_the_problem() {
         (json!({"options": {"num_predict": -3}}), "`num_predict`"),
         (json!({"format": "yaml"}), "`format`"),
         (json!({"think": "deeply"}), "`think`"),
-        (json!({"logprobs": true}), "`logprobs`"),
+        (json!({"logprobs": true, "top_logprobs": 21}), "`top_logprobs` is 21"),
+        (json!({"logprobs": "yes"}), "`logprobs`"),
         (json!({"messages": [{"role": "user", "content": "Hi", "images": ["AA"]}]}), "`images`"),
         (json!({"messages": [{"content": "Hi"}]}), "`role`"),
     ] {

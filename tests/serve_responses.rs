@@ -95,6 +95,24 @@ fn a_conversation_goes_on_by_the_id_of_its_response() {
         let reply = server.post("/v1/responses", &json!({"input": "x", "previous_response_id": id}));
         assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!("previous_response_id")));
     }
+    // a stored response is given again, until it is deleted
+    let path = format!("/v1/responses/{}", second["id"].as_str().unwrap());
+    assert_eq!(server.get(&path).json(), second);
+    let delete = |path: &str| {
+        server.raw(format!("DELETE {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes())
+    };
+    let deleted = delete(&path);
+    let expected = json!({"id": second["id"], "object": "response", "deleted": true});
+    assert_eq!((deleted.status, deleted.json()), (200, expected));
+    let hidden = format!("/v1/responses/{}", forgotten["id"].as_str().unwrap());
+    for reply in [server.get(&path), delete(&path), server.get(&hidden), server.get("/v1/responses/resp_unknown")] {
+        let error = &reply.json()["error"];
+        assert_eq!(
+            (reply.status, &error["type"], &error["param"]),
+            (404, &json!("invalid_request_error"), &json!("id"))
+        );
+        assert!(error["message"].as_str().unwrap().starts_with("there is no response `resp_"), "{error}");
+    }
     // a streamed answer is kept, too
     let parts =
         events(&server.post("/v1/responses", &json!({"input": "Hello", "max_output_tokens": 4, "stream": true})));

@@ -14,12 +14,15 @@ use super::engine::{Ending, Event};
 use super::error::ServeError;
 use super::service::{self, Completion};
 use super::tools::{Parts, divide};
+use anec_runtime::GeneratedToken;
 use anec_runtime::reasoning::{AnswerPart, AnswerReader};
 
 /// Converts the parts of a text to the events of an API's stream.
 pub(super) trait EventWriter: Send + 'static {
     /// Returns the events before the text.
     fn begin(&mut self) -> Vec<Json>;
+    /// Takes the tokens of the parts that follow, for APIs that give their log-probabilities.
+    fn tokens(&mut self, _: &[GeneratedToken]) {}
     /// Returns the events of a part of the text.
     fn part(&mut self, part: AnswerPart) -> Vec<Json>;
     /// Returns the events of the text's end.
@@ -32,6 +35,8 @@ pub(super) trait EventWriter: Send + 'static {
 pub(super) struct WholeAnswer {
     /// Parts of the text.
     pub parts: Parts,
+    /// Tokens of the text.
+    pub tokens: Vec<GeneratedToken>,
     /// End of the text.
     pub ending: Ending,
     /// Time spent on tokenizing the prompt.
@@ -50,7 +55,7 @@ pub(super) async fn whole(answer: Completion) -> Result<WholeAnswer, ServeError>
         Some(reader) => divide(reader, &text.text),
         None => Parts { text: text.text, ..Parts::default() },
     };
-    Ok(WholeAnswer { parts, ending: text.ending, tokenize })
+    Ok(WholeAnswer { parts, tokens: text.tokens, ending: text.ending, tokenize })
 }
 
 /// Returns the events of an answer's only text. Dropping the stream cancels the work.
@@ -60,6 +65,7 @@ pub(super) fn events(answer: Completion, mut writer: impl EventWriter) -> impl S
     let texts = receivers.into_iter().take(1).map(|receiver| service::events(receiver).boxed());
     let events = stream::select_all(texts).map(move |event| match event {
         Event::Delta(delta) => {
+            writer.tokens(&delta.tokens);
             let parts = match &mut reader {
                 Some(reader) => reader.push(&delta.text),
                 None if delta.text.is_empty() => Vec::new(),

@@ -98,6 +98,12 @@ pub enum ServeError {
         /// Name of the served model.
         own: String,
     },
+    /// Unknown response.
+    #[error("there is no response `{id}`: it wasn't stored, or was dropped or deleted since")]
+    NoResponse {
+        /// Requested id.
+        id: String,
+    },
     /// Unknown path.
     #[error("there is nothing at `{path}`")]
     NoRoute {
@@ -189,7 +195,9 @@ impl ServeError {
             ServeError::ForeignOrigin { .. } | ServeError::ForeignHost { .. } => StatusCode::FORBIDDEN,
             ServeError::ContentType { .. } => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             ServeError::Unauthorized => StatusCode::UNAUTHORIZED,
-            ServeError::NoModel { .. } | ServeError::NoRoute { .. } => StatusCode::NOT_FOUND,
+            ServeError::NoModel { .. } | ServeError::NoResponse { .. } | ServeError::NoRoute { .. } => {
+                StatusCode::NOT_FOUND
+            }
             ServeError::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
             ServeError::Slow { .. } | ServeError::Unread => StatusCode::REQUEST_TIMEOUT,
             ServeError::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
@@ -215,6 +223,7 @@ impl ServeError {
             ServeError::Unread => ("invalid_request_error", Some("answer_not_read")),
             ServeError::Unauthorized => ("invalid_request_error", Some("invalid_api_key")),
             ServeError::NoModel { .. } => ("invalid_request_error", Some("model_not_found")),
+            ServeError::NoResponse { .. } => ("invalid_request_error", None),
             ServeError::NoRoute { .. } => ("invalid_request_error", Some("unknown_url")),
             ServeError::Method { .. } => ("invalid_request_error", Some("method_not_supported")),
             ServeError::Slow { .. } => ("invalid_request_error", Some("request_timeout")),
@@ -230,6 +239,7 @@ impl ServeError {
             | ServeError::PromptBytes { field, .. }
             | ServeError::TextLength { field, .. } => Some(*field),
             ServeError::NoModel { .. } => Some("model"),
+            ServeError::NoResponse { .. } => Some("id"),
             _ => None,
         };
         json!({"error": {"message": self.message(), "type": kind, "param": field, "code": code}})

@@ -62,7 +62,8 @@ async fn generate(State(app): State<Arc<App>>, request: Request) -> Result<Respo
 
 async fn answer(app: Arc<App>, kind: Kind, request: Request) -> Result<Response, ServeError> {
     let body = app.object(request).await?;
-    let head = AnswerHead { kind, id: app.answer_id(""), model: app.service.name.clone() };
+    let logprobs = (body["logprobs"] == true).then(|| app.service.clone());
+    let head = AnswerHead { kind, id: app.answer_id(""), model: app.service.name.clone(), logprobs };
     if request::only_loads(kind, &body) {
         return Ok(Json(head.loaded()).into_response());
     }

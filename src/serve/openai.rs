@@ -369,6 +369,21 @@ pub fn usage<'a>(prompt_tokens: usize, endings: impl Iterator<Item = &'a Ending>
     })
 }
 
+/// Returns the log-probabilities of tokens and of their alternatives; tokens without any are left out.
+pub(super) fn token_logprobs(service: &Service, tokens: &[GeneratedToken]) -> Vec<Json> {
+    let entry = |token: u32, logprob: f32| {
+        let (text, bytes) = service.spell(token);
+        json!({"token": text, "logprob": logprob, "bytes": bytes})
+    };
+    let known = tokens.iter().filter_map(|choice| Some((choice.id, choice.logprobs.as_ref()?)));
+    let with_alternatives = known.map(|(id, logprobs)| {
+        let mut content = entry(id, logprobs.logprob);
+        content["top_logprobs"] = logprobs.top.iter().map(|(token, logprob)| entry(*token, *logprob)).collect();
+        content
+    });
+    with_alternatives.collect()
+}
+
 /// Converts log-probabilities to the form of either kind of answer, and counts the text's characters.
 pub struct LogprobWriter {
     service: Arc<Service>,
@@ -389,21 +404,8 @@ impl LogprobWriter {
         if !self.wanted {
             return Json::Null;
         }
-        let known = tokens.iter().filter_map(|choice| Some((choice.id, choice.logprobs.as_ref()?)));
         match self.kind {
-            Kind::Chat => {
-                let entry = |token: u32, logprob: f32| {
-                    let (text, bytes) = self.service.spell(token);
-                    json!({"token": text, "logprob": logprob, "bytes": bytes})
-                };
-                let content = known.map(|(id, logprobs)| {
-                    let mut content = entry(id, logprobs.logprob);
-                    content["top_logprobs"] =
-                        logprobs.top.iter().map(|(token, logprob)| entry(*token, *logprob)).collect();
-                    content
-                });
-                json!({"content": content.collect::<Vec<_>>(), "refusal": null})
-            }
+            Kind::Chat => json!({"content": token_logprobs(&self.service, tokens), "refusal": null}),
             Kind::Completion => {
                 let (mut texts, mut logprobs, mut tops, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
                 for GeneratedToken { id, logprobs: likely } in tokens {

@@ -7,11 +7,12 @@ pub(super) mod store;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
+use axum::extract::{Path, Request, State};
 use axum::response::sse::KeepAlive;
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
+use axum::routing::{get, post};
 use axum::{Json, Router};
+use serde_json::{Value, json};
 
 use super::answer::{events, server_events, whole};
 use super::app::App;
@@ -21,7 +22,20 @@ use answer::Writer;
 
 /// Returns the routes of the API.
 pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new().route("/v1/responses", post(respond))
+    Router::new().route("/v1/responses", post(respond)).route("/v1/responses/{id}", get(stored).delete(forget))
+}
+
+/// Returns a response that is still stored.
+async fn stored(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Value>, ServeError> {
+    app.conversations.response(&id).map(Json).ok_or(ServeError::NoResponse { id })
+}
+
+/// Removes a response; it can't be continued any more.
+async fn forget(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Value>, ServeError> {
+    match app.conversations.remove(&id) {
+        true => Ok(Json(json!({"id": id, "object": "response", "deleted": true}))),
+        false => Err(ServeError::NoResponse { id }),
+    }
 }
 
 async fn respond(State(app): State<Arc<App>>, request: Request) -> Result<Response, ServeError> {

@@ -1,5 +1,6 @@
 //! Answers of Ollama's API.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value as Json, json};
@@ -7,9 +8,11 @@ use serde_json::{Value as Json, json};
 use crate::answer::{EventWriter, WholeAnswer};
 use crate::engine::Ending;
 use crate::error::ServeError;
-use crate::openai::finish_reason;
+use crate::openai::{finish_reason, token_logprobs};
+use crate::service::Service;
 use crate::tools;
 use anec_base::clock::strftime;
+use anec_runtime::GeneratedToken;
 use anec_runtime::reasoning::AnswerPart;
 use anec_runtime::tools::ToolCall;
 
@@ -30,6 +33,8 @@ pub(super) struct AnswerHead {
     pub id: String,
     /// Name of the model.
     pub model: String,
+    /// Model whose tokens have log-probabilities in the answer, if the request asks for them.
+    pub logprobs: Option<Arc<Service>>,
 }
 
 /// Content of a part of an answer.
@@ -38,6 +43,8 @@ struct Content {
     text: String,
     thinking: String,
     calls: Vec<Json>,
+    /// Log-probabilities of the part's tokens.
+    logprobs: Vec<Json>,
 }
 
 impl AnswerHead {
@@ -49,14 +56,23 @@ impl AnswerHead {
     }
 
     /// Returns a whole answer.
-    pub(super) fn whole(&self, WholeAnswer { parts, ending, tokenize }: WholeAnswer) -> Json {
+    pub(super) fn whole(&self, WholeAnswer { parts, tokens, ending, tokenize }: WholeAnswer) -> Json {
         let calls = parts.calls.iter().enumerate().map(|(number, call)| self.call(call, number)).collect();
-        let content = Content { text: parts.text, thinking: parts.reasoning.unwrap_or_default(), calls };
+        let thinking = parts.reasoning.unwrap_or_default();
+        let content = Content { text: parts.text, thinking, calls, logprobs: self.likely(&tokens) };
         self.end(content, &ending, tokenize)
+    }
+
+    /// Returns the log-probabilities of tokens, if they are asked for.
+    fn likely(&self, tokens: &[GeneratedToken]) -> Vec<Json> {
+        self.logprobs.as_ref().map(|service| token_logprobs(service, tokens)).unwrap_or_default()
     }
 
     fn chunk(&self, content: Content, done: bool) -> Json {
         let mut chunk = json!({"model": self.model, "created_at": now(), "done": done});
+        if !content.logprobs.is_empty() {
+            chunk["logprobs"] = json!(content.logprobs);
+        }
         match self.kind {
             Kind::Text => {
                 chunk["response"] = json!(content.text);
@@ -112,12 +128,14 @@ pub(super) struct Writer {
     tokenize: Duration,
     /// Number of calls so far.
     called: usize,
+    /// Log-probabilities of tokens that no part of the answer has yet.
+    logprobs: Vec<Json>,
 }
 
 impl Writer {
     /// Begins an answer whose prompt took `tokenize` to tokenize.
     pub(super) fn new(head: AnswerHead, tokenize: Duration) -> Self {
-        Writer { head, tokenize, called: 0 }
+        Writer { head, tokenize, called: 0, logprobs: Vec::new() }
     }
 }
 
@@ -126,20 +144,26 @@ impl EventWriter for Writer {
         Vec::new()
     }
 
+    fn tokens(&mut self, tokens: &[GeneratedToken]) {
+        self.logprobs.extend(self.head.likely(tokens));
+    }
+
     fn part(&mut self, part: AnswerPart) -> Vec<Json> {
-        let content = match part {
-            AnswerPart::Text(text) => Content { text, ..Content::default() },
-            AnswerPart::Reasoning(thinking) => Content { thinking, ..Content::default() },
+        let mut content = Content { logprobs: std::mem::take(&mut self.logprobs), ..Content::default() };
+        match part {
+            AnswerPart::Text(text) => content.text = text,
+            AnswerPart::Reasoning(thinking) => content.thinking = thinking,
             AnswerPart::Call(call) => {
                 self.called += 1;
-                Content { calls: vec![self.head.call(&call, self.called - 1)], ..Content::default() }
+                content.calls.push(self.head.call(&call, self.called - 1));
             }
-        };
+        }
         vec![self.head.chunk(content, false)]
     }
 
     fn end(&mut self, ending: &Ending) -> Vec<Json> {
-        vec![self.head.end(Content::default(), ending, self.tokenize)]
+        let content = Content { logprobs: std::mem::take(&mut self.logprobs), ..Content::default() };
+        vec![self.head.end(content, ending, self.tokenize)]
     }
 
     fn fail(&mut self, error: &ServeError) -> Json {
@@ -168,7 +192,7 @@ mod tests {
 
     #[test]
     fn calls_are_parts_of_their_own() {
-        let head = AnswerHead { kind: Kind::Chat, id: "1".into(), model: "demo".into() };
+        let head = AnswerHead { kind: Kind::Chat, id: "1".into(), model: "demo".into(), logprobs: None };
         let mut writer = Writer::new(head, Duration::ZERO);
         let call = ToolCall { name: "f".into(), arguments: serde_json::from_str(r#"{"a": 1}"#).unwrap() };
         let parts = [(); 2].map(|()| writer.part(AnswerPart::Call(call.clone())).pop().unwrap());

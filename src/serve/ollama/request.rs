@@ -6,10 +6,11 @@ use serde_json::{Map, Value as Json, json};
 use super::answer::Kind;
 use crate::conversation::{beside_text, earlier_call, parse, thinking};
 use crate::error::ServeError;
-use crate::parameters::{Parameters, Stop, check_fields};
+use crate::parameters::{MAX_LOGPROBS, Parameters, Stop, check_fields};
 use crate::service::{RequestPrompt, Service, Submission};
 use crate::tools::Tools;
 use anec_runtime::chat::{Chat, Message};
+use anec_runtime::sampling::within;
 
 /// Parsed request for an answer.
 pub(super) struct AnswerRequest {
@@ -43,6 +44,9 @@ struct Common {
     think: Option<Json>,
     format: Option<Json>,
     options: Option<Options>,
+    logprobs: Option<bool>,
+    /// Number of alternatives of each token, for `logprobs`.
+    top_logprobs: Option<u64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -86,15 +90,8 @@ struct Options {
 }
 
 /// Unsupported fields of a request, with the values that change nothing.
-const UNSUPPORTED: [(&str, &[&str]); 7] = [
-    ("images", &["[]"]),
-    ("context", &["[]"]),
-    ("template", &["\"\""]),
-    ("logprobs", &["false"]),
-    ("top_logprobs", &["0"]),
-    ("adapters", &["[]"]),
-    ("steps", &["0"]),
-];
+const UNSUPPORTED: [(&str, &[&str]); 5] =
+    [("images", &["[]"]), ("context", &["[]"]), ("template", &["\"\""]), ("adapters", &["[]"]), ("steps", &["0"])];
 
 /// Unsupported options, with the values that change nothing. Penalties apply to the whole text.
 const UNSUPPORTED_OPTIONS: [(&str, &[&str]); 6] = [
@@ -196,7 +193,9 @@ impl Common {
         }
         let mut parameters = self.options.unwrap_or_default().parameters();
         parameters.response_format = response_format(self.format)?;
-        let submission = Submission { prompt, parameters, logprobs: None, tools, scored: false };
+        let alternatives = within("top_logprobs", self.top_logprobs.unwrap_or(0), 0, MAX_LOGPROBS)? as usize;
+        let logprobs = (self.logprobs == Some(true)).then_some(alternatives);
+        let submission = Submission { prompt, parameters, logprobs, tools, scored: false };
         Ok(AnswerRequest { submission, stream: self.stream.unwrap_or(true) })
     }
 }

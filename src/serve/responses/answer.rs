@@ -199,12 +199,12 @@ impl Writer {
         events
     }
 
-    /// Stores the conversation with the answer.
+    /// Stores the response, and the conversation with it.
     fn keep(&mut self) {
         let Some((store, mut messages)) = self.kept.take() else { return };
         let more = beside_text(&self.reasoning, std::mem::take(&mut self.calls));
         messages.push(Message { more, ..Message::new("assistant", &self.text) });
-        store.insert(self.response["id"].as_str().unwrap_or_default(), messages);
+        store.insert(self.response["id"].as_str().unwrap_or_default(), messages, self.response.clone());
     }
 }
 
