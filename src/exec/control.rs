@@ -346,8 +346,7 @@ mod tests {
     #[test]
     fn values_from_outside_last_for_all_iterations_and_are_freed() {
         // `z` is last used in the body of the inner branch, and `x` as an initial variable and in the body
-        let body = "tensor<fp32, [2]> z = exp(x = x);"
-            .to_owned()
+        let body = "tensor<fp32, [2]> z = exp(x = x);".to_owned()
             + &looping(
                 POSITIVE,
                 "int32 j = sub(x = i, y = one); bool even = const()[val = bool(true)];
