@@ -239,7 +239,7 @@ impl Source {
     /// # Errors
     /// Returns an error if the source isn't safetensors, or lacks a weight that the adapter changes.
     pub fn adapted(mut self, adapter: &Adapter, factor: f64) -> Result<Self> {
-        if self.kind != SourceKind::Safetensors {
+        if !matches!(self.kind, SourceKind::Safetensors | SourceKind::Pytorch) {
             let problem = format!("the source is {}, and adapters name weights as transformers does", self.kind.name());
             return Err(SourceError::file(&adapter.folder, problem)
                 .advise("give the Hugging Face folder of the model that the adapter was trained on"));

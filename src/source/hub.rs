@@ -13,7 +13,7 @@ use anec_base::listing::list;
 use anec_base::{Progress, path_inside};
 
 use super::error::{Result, SourceError};
-use super::{gguf, hugging_face, onnx, safetensors};
+use super::{gguf, hugging_face, onnx, pytorch, safetensors};
 
 /// Prefix of sources on the hub.
 pub const PREFIX: &str = "hf:";
@@ -130,6 +130,8 @@ fn needed(available: &[String], file: Option<&str>) -> Result<Needed, String> {
             }
         }
     };
+    let single = |name: &str| Needed { files: beside().chain([name.to_owned()]).collect(), index: None, open: None };
+    let sharded = |index: &str| Needed { files: beside().collect(), index: Some(index.to_owned()), open: None };
     match file {
         Some(file) if !has(file) => Err(format!("the repository has no file {file}")),
         Some(file) if file.ends_with(".gguf") => {
@@ -142,12 +144,10 @@ fn needed(available: &[String], file: Option<&str>) -> Result<Needed, String> {
             let files = beside().filter(|name| name != file).chain([file.to_owned()]).collect();
             Ok(Needed { files, index: None, open: Some(file.to_owned()) })
         }
-        None if has(safetensors::SINGLE) => {
-            Ok(Needed { files: beside().chain([safetensors::SINGLE.to_owned()]).collect(), index: None, open: None })
-        }
-        None if has(safetensors::INDEX) => {
-            Ok(Needed { files: beside().collect(), index: Some(safetensors::INDEX.to_owned()), open: None })
-        }
+        None if has(safetensors::SINGLE) => Ok(single(safetensors::SINGLE)),
+        None if has(safetensors::INDEX) => Ok(sharded(safetensors::INDEX)),
+        None if has(pytorch::SINGLE) => Ok(single(pytorch::SINGLE)),
+        None if has(pytorch::INDEX) => Ok(sharded(pytorch::INDEX)),
         None => {
             let first_part =
                 |name: &str| gguf::split::name_parts(Path::new(name)).is_none_or(|(_, number, _)| number == 1);
@@ -160,7 +160,10 @@ fn needed(available: &[String], file: Option<&str>) -> Result<Needed, String> {
                 .collect();
             match models[..] {
                 [] => match bundles[..] {
-                    [] => Err("the repository has neither safetensors, nor GGUF, nor an ONNX bundle".into()),
+                    [] => Err(
+                        "the repository has neither safetensors, nor pytorch_model.bin, nor GGUF, nor an ONNX bundle"
+                            .into(),
+                    ),
                     [model] => {
                         Ok(Needed { files: onnx_files(available, model), index: None, open: Some(model.to_owned()) })
                     }
@@ -243,7 +246,11 @@ mod tests {
         assert_eq!(needed(&ggufs, Some("a-q4.gguf")).unwrap().files, strings(&["a-q4.gguf"]));
         assert_eq!(needed(&ggufs, Some("b/x-00001-of-00002.gguf")).unwrap().files, ggufs[1..3]);
         assert!(needed(&ggufs, Some("z.gguf")).unwrap_err().contains("no file z.gguf"));
-        assert!(needed(&strings(&["pytorch_model.bin"]), None).unwrap_err().contains("neither"));
+        let old = strings(&["config.json", "pytorch_model.bin", "tf_model.h5", "vocab.txt"]);
+        assert_eq!(needed(&old, None).unwrap().files, strings(&["config.json", "vocab.txt", "pytorch_model.bin"]));
+        let sharded = strings(&["config.json", "pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin"]);
+        assert_eq!(needed(&sharded, None).unwrap().index.as_deref(), Some("pytorch_model.bin.index.json"));
+        assert!(needed(&strings(&["tf_model.h5"]), None).unwrap_err().contains("neither"));
         let bundles = strings(&[
             "README.md",
             "config.json",

@@ -26,7 +26,7 @@
 //! | `tensor` | a handle to one tensor, decoded row by row on demand |
 //! | `weight` | lazily evaluated expressions over tensors: slices, concatenations, permutations |
 //! | `ledger` | record of the tensors that a model used |
-//! | [`gguf`], [`safetensors`], [`onnx`], `hugging_face` | the formats |
+//! | [`gguf`], [`safetensors`], [`pytorch`], [`onnx`], `hugging_face` | the formats |
 //! | [`sentence_transformers`] | pooling and projections of hidden states |
 //! | `adapter` | low-rank adapters, merged into the weights |
 //! | [`hub`] | downloads of `hf:owner/name` |
@@ -47,6 +47,7 @@ mod hugging_face;
 mod ledger;
 pub mod onnx;
 pub mod orthogonal;
+pub mod pytorch;
 pub(crate) mod quantized;
 mod random;
 pub mod safetensors;
@@ -84,6 +85,8 @@ pub enum SourceKind {
     Gguf,
     /// safetensors, with the files of a Hugging Face folder where they are.
     Safetensors,
+    /// Checkpoint of PyTorch, with the files of a Hugging Face folder where they are.
+    Pytorch,
     /// ONNX, with the files of onnxruntime-genai's bundle where they are.
     Onnx,
     /// Random numbers.
@@ -98,6 +101,7 @@ impl SourceKind {
         match self {
             SourceKind::Gguf => "gguf",
             SourceKind::Safetensors => "safetensors",
+            SourceKind::Pytorch => "pytorch",
             SourceKind::Onnx => "onnx",
             SourceKind::Random => "random",
             SourceKind::Shapes => "shapes",
@@ -114,6 +118,50 @@ pub enum Description {
     HuggingFace(Box<HuggingFaceFiles>),
     /// ONNX graph and the files around it.
     Onnx(Box<onnx::OnnxBundle>),
+}
+
+/// Format of the weights in a Hugging Face folder.
+struct Weights {
+    kind: SourceKind,
+    /// File name of the weights of an unsharded model.
+    single: &'static str,
+    /// File name of the index of a sharded model.
+    index: &'static str,
+    read: fn(&Arc<MappedFile>) -> Result<Vec<SourceTensor>>,
+}
+
+const SAFETENSORS: Weights = Weights {
+    kind: SourceKind::Safetensors,
+    single: safetensors::SINGLE,
+    index: safetensors::INDEX,
+    read: safetensors::tensors,
+};
+const PYTORCH: Weights =
+    Weights { kind: SourceKind::Pytorch, single: pytorch::SINGLE, index: pytorch::INDEX, read: pytorch::tensors };
+
+impl Weights {
+    fn tensors(&self, path: &Path) -> Result<Vec<SourceTensor>> {
+        (self.read)(&Arc::new(file::map(path)?))
+    }
+
+    /// Returns the files of a sharded model and its tensors.
+    fn shards(&self, folder: &Path, index_path: &Path) -> Result<(Vec<PathBuf>, Vec<SourceTensor>)> {
+        let index = read_json(index_path)?;
+        let mut paths = vec![index_path.to_owned()];
+        let mut tensors = Vec::new();
+        for (shard, expected) in safetensors::parse_index(index_path, &index)? {
+            let path = folder.join(&shard);
+            if !path.exists() {
+                let problem = format!("shard {shard} is missing, which has {} of the tensors", expected.len());
+                return Err(SourceError::file(index_path, problem).advise("download the whole model again"));
+            }
+            let of_shard = self.tensors(&path)?;
+            safetensors::check_shard(index_path, &path, &expected, &of_shard)?;
+            tensors.extend(of_shard);
+            paths.push(path);
+        }
+        Ok((paths, tensors))
+    }
 }
 
 /// Opened source.
@@ -150,8 +198,8 @@ impl Source {
         Ok(source)
     }
 
-    /// Opens a `.gguf` file (any part of a split model), a `.safetensors` or `.onnx` file, or a folder: a Hugging Face
-    /// folder, one of onnxruntime-genai, or one that holds a single GGUF model.
+    /// Opens a `.gguf` file (any part of a split model), a `.safetensors` or `.onnx` file, a checkpoint of PyTorch, or a
+    /// folder: a Hugging Face folder, one of onnxruntime-genai, or one that holds a single GGUF model.
     ///
     /// # Errors
     /// Returns an error if the path doesn't exist or isn't a model, or if its content is damaged, unsupported or
@@ -163,12 +211,16 @@ impl Source {
         }
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("gguf") => Self::open_gguf(path),
-            Some("safetensors") => Self::open_safetensors(path),
+            Some("safetensors") => Self::open_weights(&SAFETENSORS, path),
             Some("onnx") => Self::open_onnx(path, path),
             _ => {
                 // caches and downloads may lose extensions, so that the content decides
                 let file = file::map(path)?;
-                if file.bytes().starts_with(&gguf::MAGIC) { Self::open_gguf(path) } else { Err(not_a_source(path)) }
+                match file.bytes() {
+                    bytes if bytes.starts_with(&gguf::MAGIC) => Self::open_gguf(path),
+                    bytes if pytorch::is_checkpoint(bytes) => Self::open_weights(&PYTORCH, path),
+                    _ => Err(not_a_source(path)),
+                }
             }
         }
     }
@@ -193,11 +245,11 @@ impl Source {
         Self::assemble(path, SourceKind::Gguf, paths, tensors, Description::Gguf(metadata))
     }
 
-    fn open_safetensors(path: &Path) -> Result<Self> {
+    fn open_weights(format: &Weights, path: &Path) -> Result<Self> {
         let folder = path.parent().unwrap_or(Path::new(""));
-        let index_path = folder.join(safetensors::INDEX);
+        let index_path = folder.join(format.index);
         let name = path.file_name().unwrap_or_default();
-        if name != safetensors::SINGLE && index_path.exists() {
+        if name != format.single && index_path.exists() {
             let index = read_json(&index_path)?;
             if safetensors::parse_index(&index_path, &index)?.keys().any(|shard| name == shard.as_str()) {
                 let problem = format!("it is one shard of the model that {} describes", index_path.display());
@@ -205,33 +257,22 @@ impl Source {
                 return Err(SourceError::file(path, problem).advise(advice));
             }
         }
-        let tensors = safetensors::tensors(&Arc::new(file::map(path)?))?;
-        Self::with_folder(path, folder, vec![path.to_owned()], tensors)
+        let tensors = format.tensors(path)?;
+        Self::with_folder(format, path, folder, vec![path.to_owned()], tensors)
     }
 
     fn open_folder(folder: &Path) -> Result<Self> {
-        let single = folder.join(safetensors::SINGLE);
-        let index_path = folder.join(safetensors::INDEX);
-        if single.exists() {
-            let tensors = safetensors::tensors(&Arc::new(file::map(&single)?))?;
-            return Self::with_folder(folder, folder, vec![single], tensors);
-        }
-        if index_path.exists() {
-            let index = read_json(&index_path)?;
-            let mut paths = vec![index_path.clone()];
-            let mut tensors = Vec::new();
-            for (shard, expected) in safetensors::parse_index(&index_path, &index)? {
-                let path = folder.join(&shard);
-                if !path.exists() {
-                    let problem = format!("shard {shard} is missing, which has {} of the tensors", expected.len());
-                    return Err(SourceError::file(&index_path, problem).advise("download the whole model again"));
-                }
-                let of_shard = safetensors::tensors(&Arc::new(file::map(&path)?))?;
-                safetensors::check_shard(&index_path, &path, &expected, &of_shard)?;
-                tensors.extend(of_shard);
-                paths.push(path);
+        for format in [&SAFETENSORS, &PYTORCH] {
+            let single = folder.join(format.single);
+            let index_path = folder.join(format.index);
+            if single.exists() {
+                let tensors = format.tensors(&single)?;
+                return Self::with_folder(format, folder, folder, vec![single], tensors);
             }
-            return Self::with_folder(folder, folder, paths, tensors);
+            if index_path.exists() {
+                let (paths, tensors) = format.shards(folder, &index_path)?;
+                return Self::with_folder(format, folder, folder, paths, tensors);
+            }
         }
         if let Some(path) = onnx::model_of(folder)? {
             return Self::open_onnx(folder, &path);
@@ -244,19 +285,25 @@ impl Source {
 
     /// Opens the ONNX model at `path`; `name` is the path as given.
     fn open_onnx(name: &Path, path: &Path) -> Result<Self> {
-        let onnx::Opened { bundle, tensors, paths } = onnx::open(path)?;
-        Self::assemble(name, SourceKind::Onnx, paths, tensors, Description::Onnx(Box::new(bundle)))
+        let onnx::Opened { description, tensors, paths } = onnx::open(path)?;
+        Self::assemble(name, SourceKind::Onnx, paths, tensors, description)
     }
 
-    /// Opens safetensors with the files of `folder` beside them.
-    fn with_folder(path: &Path, folder: &Path, mut paths: Vec<PathBuf>, tensors: Vec<SourceTensor>) -> Result<Self> {
+    /// Opens weights with the files of `folder` beside them.
+    fn with_folder(
+        format: &Weights,
+        path: &Path,
+        folder: &Path,
+        mut paths: Vec<PathBuf>,
+        tensors: Vec<SourceTensor>,
+    ) -> Result<Self> {
         let mut description = HuggingFaceFiles::read(folder)?;
         let tensors = match &mut description.config {
             Some(config) => quantized::dequantized(&folder.join("config.json"), config, tensors)?,
             None => tensors,
         };
         paths.extend(hugging_face::files_beside().map(|name| folder.join(name)).filter(|path| path.exists()));
-        Self::assemble(path, SourceKind::Safetensors, paths, tensors, Description::HuggingFace(Box::new(description)))
+        Self::assemble(path, format.kind, paths, tensors, Description::HuggingFace(Box::new(description)))
     }
 
     fn assemble(
@@ -422,12 +469,12 @@ fn only_gguf(folder: &Path) -> Result<Option<PathBuf>> {
 }
 
 fn not_a_source(path: &Path) -> SourceError {
-    let problem = "this is neither GGUF, nor safetensors, nor ONNX, nor a folder that holds one of them";
+    let problem = "this is neither GGUF, safetensors, ONNX nor a checkpoint of PyTorch, nor a folder that holds one";
     SourceError::file(path, problem).advise(format!(
-        "a source is a .gguf, .safetensors or .onnx file, or a folder with {}, {} or {}; weights in other formats (.bin, \
-         .pth) can be saved as safetensors with transformers' save_pretrained",
+        "a source is a .gguf, .safetensors, .onnx or .bin file, or a folder with {}, {}, {} or {}",
         safetensors::SINGLE,
         safetensors::INDEX,
+        pytorch::SINGLE,
         onnx::MODEL
     ))
 }

@@ -325,10 +325,12 @@ fn invalid_sources_are_refused_with_advice() {
     let at = |name: &str| folder.path().join(name);
     assert!(refusal(&at("nowhere.gguf")).contains("nowhere.gguf: can't open: "));
     let error = Source::open_path(folder.path()).unwrap_err();
-    assert!(error.to_string().contains("neither GGUF, nor safetensors"));
-    assert!(error.help().unwrap().contains("save_pretrained"));
+    assert!(error.to_string().contains("neither GGUF, safetensors"));
+    assert!(error.help().unwrap().contains("pytorch_model.bin"));
     fs::write(at("pytorch_model.bin"), "PK").unwrap();
     assert!(refusal(&at("pytorch_model.bin")).contains("neither GGUF"));
+    assert!(refusal(folder.path()).contains("pytorch_model.bin: it isn't a checkpoint of PyTorch"));
+    fs::remove_file(at("pytorch_model.bin")).unwrap();
     fs::write(at("empty.gguf"), "").unwrap();
     assert!(refusal(&at("empty.gguf")).contains("the magic number takes 4 bytes at byte 0, but only 0 are left"));
     fs::write(at("empty.safetensors"), "").unwrap();

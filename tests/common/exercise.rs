@@ -14,7 +14,7 @@ use anec::package::{self, blob::WeightPlan};
 use anec::runtime::chat::{Chat, ChatTemplate, Message};
 use anec::runtime::{Detokenizer, Tokenizer};
 use anec::source::tokenizer::GgufTokenizer;
-use anec::source::{dequantize, gguf, onnx, safetensors};
+use anec::source::{dequantize, gguf, onnx, pytorch, safetensors};
 use anec::{Bundle, Gate, Model, Validator};
 
 /// Reads a package and looks at all there is in it.
@@ -76,6 +76,20 @@ pub fn safetensors(bytes: &[u8]) -> Result<()> {
     let file = MappedFile::from_bytes(Path::new("memory.safetensors"), bytes.to_vec());
     for tensor in safetensors::tensors(&Arc::new(file))? {
         // elements are at least a byte, so this is bounded by the input
+        let mut values = vec![0.0; tensor.elements() as usize];
+        tensor.read(0, &mut values).expect("the whole of a tensor can be read");
+    }
+    Ok(())
+}
+
+/// Reads a checkpoint of PyTorch and decodes its tensors.
+///
+/// # Errors
+/// Whatever is wrong with it.
+pub fn pytorch(bytes: &[u8]) -> Result<()> {
+    let file = MappedFile::from_bytes(Path::new("memory.bin"), bytes.to_vec());
+    // any number of tensors may lie in the same bytes
+    for tensor in pytorch::tensors(&Arc::new(file))?.iter().take(64) {
         let mut values = vec![0.0; tensor.elements() as usize];
         tensor.read(0, &mut values).expect("the whole of a tensor can be read");
     }

@@ -43,7 +43,7 @@ impl Target {
     }
 }
 
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     Target { name: "gguf", seeds: || files("families", "gguf"), input: damaged, run: |b| said(exercise::gguf(b)) },
     Target {
         name: "safetensors",
@@ -51,6 +51,7 @@ pub const TARGETS: [Target; 13] = [
         input: damaged,
         run: |bytes| said(exercise::safetensors(bytes)),
     },
+    Target { name: "pytorch", seeds: || files("pytorch", "bin"), input: damaged, run: |b| said(exercise::pytorch(b)) },
     Target { name: "onnx", seeds: || files("onnx", "onnx"), input: damaged, run: onnx },
     Target { name: "package", seeds: package_files, input: of_package, run: package },
     Target { name: "aimodel", seeds: || files("coreai", "mlirb"), input: damaged, run: asset },
