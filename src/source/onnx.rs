@@ -1,8 +1,9 @@
 //! ONNX models: a graph with its constants, and the bundle of onnxruntime-genai around it.
 //!
 //! A graph says more than the names of its weights: the purpose of each, and all of the maths. It is followed from the
-//! logits back to the embedding. The result is a table of weights under the names of transformers, decoded when they
-//! are read, and an [`OnnxDecoder`] with the model's structure. Anything that isn't understood is refused.
+//! logits, or an encoder's hidden states, back to the embedding. The result is a table of weights under the names of
+//! transformers, decoded when they are read, and an [`OnnxDecoder`] with the model's structure, or an encoder's
+//! configuration. Anything that isn't understood is refused.
 //!
 //! | module | contents |
 //! |---|---|
@@ -11,6 +12,7 @@
 //! | `network` | a graph with its constants, also in external files |
 //! | `blocks` | quantized matrices with a scale per block |
 //! | `projection`, `norm`, `attention`, `embedding` | parts of a decoder, as graphs express them |
+//! | `encoder` | encoders with BERT's layers |
 //! | `stream` | shared types of these parts |
 //! | `follow`, `assemble` | search for a decoder's parts, and their assembly |
 //! | [`decoder`] | structure of a decoder |
@@ -21,6 +23,7 @@ mod attention;
 mod blocks;
 pub mod decoder;
 mod embedding;
+mod encoder;
 mod follow;
 mod model;
 mod network;
@@ -35,18 +38,22 @@ use anec_base::FileError;
 
 use serde_json::{Value as Json, json};
 
+use super::Description;
 use super::error::{Result, SourceError};
 use super::file::read_json;
 use super::hugging_face::{self, HuggingFaceFiles};
 use super::tensor::SourceTensor;
 use anec_base::MappedFile;
 pub use decoder::OnnxDecoder;
+use follow::Weights;
 use network::Network;
 
 /// Default file name of a model.
 pub const MODEL: &str = "model.onnx";
 /// File name of onnxruntime-genai's configuration.
 pub const CONFIG: &str = "genai_config.json";
+/// Default name of a decoder's output.
+const LOGITS: &str = "logits";
 
 /// Description of an ONNX bundle, beside the weights.
 #[derive(Clone, Debug)]
@@ -63,11 +70,11 @@ pub struct OnnxBundle {
     pub decoder: OnnxDecoder,
 }
 
-/// Opened bundle.
+/// Opened model.
 #[derive(Debug)]
 pub(super) struct Opened {
-    /// Description of the bundle.
-    pub bundle: OnnxBundle,
+    /// Description of the model; that of an encoder has the configuration of the graph.
+    pub description: Description,
     /// Weights.
     pub tensors: Vec<SourceTensor>,
     /// Paths of the files read.
@@ -126,16 +133,59 @@ pub(super) fn open(path: &Path) -> Result<Opened> {
         files.generation_config = generation_config(config);
     }
     let network = Network::open(crate::file::map(path)?)?;
-    let (decoder, tensors) = read(&network, genai.as_ref())?;
-    if let Some(config) = &genai {
-        check(&config_path, config, &decoder)?;
-    }
-    let beside = hugging_face::FILES.iter().chain([&CONFIG]).map(|name| folder.join(name));
+    let (description, tensors) = if is_encoder(&network, genai.as_ref()) {
+        let (config, weights) = network.encoder()?;
+        files.config = Some(encoder_config(&folder.join("config.json"), files.config.take(), config)?);
+        (Description::HuggingFace(Box::new(files)), tensors(&network, weights))
+    } else {
+        let (decoder, weights) = decoder(&network, genai.as_ref())?;
+        if let Some(config) = &genai {
+            check(&config_path, config, &decoder)?;
+        }
+        let (producer, opset) = (network.producer_name().to_owned(), network.opset());
+        let bundle = OnnxBundle { files, genai, producer, opset, decoder };
+        (Description::Onnx(Box::new(bundle)), tensors(&network, weights))
+    };
+    let beside = hugging_face::files_beside().chain([CONFIG]).map(|name| folder.join(name));
     let paths =
         [path.to_owned()].into_iter().chain(network.external_files()).chain(beside.filter(|path| path.exists()));
     let paths = paths.collect();
-    let (producer, opset) = (network.producer_name().to_owned(), network.opset());
-    Ok(Opened { bundle: OnnxBundle { files, genai, producer, opset, decoder }, tensors, paths })
+    Ok(Opened { description, tensors, paths })
+}
+
+/// Whether a graph looks at whole texts: a decoder has caches.
+fn is_encoder(network: &Network, genai: Option<&Json>) -> bool {
+    let graph = network.graph();
+    let has_caches = graph.nodes.iter().any(|node| node.is_contrib("GroupQueryAttention"))
+        || graph.inputs.iter().any(|input| input.starts_with("past"));
+    genai.is_none() && !has_caches && graph.inputs.iter().any(|input| input == "input_ids")
+}
+
+/// Returns the configuration of an encoder's graph. Where a file says the same, it must agree.
+fn encoder_config(path: &Path, file: Option<Json>, mut config: Json) -> Result<Json> {
+    let file = file.unwrap_or_default();
+    let of_head = ["model_type", "architectures", "num_labels"];
+    for (key, of_graph) in config.as_object().into_iter().flatten().filter(|(key, _)| !of_head.contains(&key.as_str()))
+    {
+        let differs = match (file.get(key).map(|found| (found, found.as_f64())), of_graph.as_f64()) {
+            (None | Some((Json::Null, _)), _) => false,
+            // graphs hold single precision
+            (Some((_, Some(found))), Some(of_graph)) => (found - of_graph).abs() > 1e-6 * of_graph.abs(),
+            (Some((found, _)), _) => found != of_graph && !of_graph.is_null(),
+        };
+        if differs {
+            let problem = format!("it is {}, but the graph has {of_graph}", file[key]);
+            return Err(SourceError::key(path, key, problem)
+                .advise("the configuration is another model's; get both from the same place"));
+        }
+    }
+    // a graph has as many labels as it has, but not their names
+    let labels = config.get("num_labels").and_then(Json::as_u64);
+    let names = file.get("id2label").filter(|names| names.as_object().map(|names| names.len() as u64) == labels);
+    if let Some(names) = names {
+        config["id2label"] = names.clone();
+    }
+    Ok(config)
 }
 
 /// Returns the decoder and weights of an ONNX file.
@@ -143,20 +193,35 @@ pub(super) fn open(path: &Path) -> Result<Opened> {
 /// # Errors
 /// Returns an error if the file is damaged or isn't a supported decoder.
 pub fn parse(file: MappedFile) -> Result<(OnnxDecoder, Vec<SourceTensor>)> {
-    read(&Network::open(file)?, None)
+    let network = Network::open(file)?;
+    let (decoder, weights) = decoder(&network, None)?;
+    Ok((decoder, tensors(&network, weights)))
 }
 
-fn read(network: &Network, genai: Option<&Json>) -> Result<(OnnxDecoder, Vec<SourceTensor>)> {
-    let name = |pointer: &str, default| {
-        genai.and_then(|config| config.pointer(pointer)).and_then(Json::as_str).unwrap_or(default)
-    };
-    let logits = name("/model/decoder/outputs/logits", "logits");
-    let input_ids = name("/model/decoder/inputs/input_ids", "input_ids");
-    let (decoder, weights) = network.decoder(logits, input_ids)?;
+/// Returns the configuration and weights of the encoder in an ONNX file.
+///
+/// # Errors
+/// Returns an error if the file is damaged or isn't a supported encoder.
+pub fn parse_encoder(file: MappedFile) -> Result<(Json, Vec<SourceTensor>)> {
+    let network = Network::open(file)?;
+    let (config, weights) = network.encoder()?;
+    Ok((config, tensors(&network, weights)))
+}
+
+fn tensors(network: &Network, weights: Weights) -> Vec<SourceTensor> {
     let tensor = |(name, constant): (String, network::Constant)| {
         SourceTensor::computed(name, constant.weight, constant.dtype, constant.bytes, network.path())
     };
-    Ok((decoder, weights.into_iter().map(tensor).collect()))
+    weights.into_iter().map(tensor).collect()
+}
+
+fn decoder(network: &Network, genai: Option<&Json>) -> Result<(OnnxDecoder, Weights)> {
+    let name = |pointer: &str, default| {
+        genai.and_then(|config| config.pointer(pointer)).and_then(Json::as_str).unwrap_or(default)
+    };
+    let logits = name("/model/decoder/outputs/logits", LOGITS);
+    let input_ids = name("/model/decoder/inputs/input_ids", "input_ids");
+    network.decoder(logits, input_ids)
 }
 
 /// Returns the part of onnxruntime-genai's configuration that belongs into `generation_config.json`.

@@ -11,42 +11,54 @@ impl Network {
     /// axis, or with a single scale.
     pub fn dequantized(&self, node: &Node, codes: Constant, steps: usize) -> Result<Constant> {
         let wrong = |problem: String| self.refuse(node, problem);
-        let matrix = |of: &Constant| match *of.weight.shape() {
-            [rows, columns] => Ok([rows, columns]),
-            _ => Err(wrong(format!("it dequantizes a weight of shape {:?}", of.weight.shape()))),
-        };
-        let [rows, columns] = matrix(&codes)?;
         let input = |index: usize, what: &str| -> Result<Constant> {
             self.constant_within(node.input(index), steps - 1)?
                 .ok_or_else(|| wrong(format!("its {what} isn't constant")))
         };
         let scales = input(1, "scale")?;
+        let zero_points = match node.input(2) {
+            "" => None,
+            _ => Some(input(2, "zero point")?),
+        };
         let axis = match node.int("axis").unwrap_or(1) {
             0 | -2 => 0,
             1 | -1 => 1,
             axis => return Err(wrong(format!("its axis is {axis}"))),
         };
         let block_size = node.int("block_size").unwrap_or(0);
-        let block = match (scales.weight.elements(), u64::try_from(block_size), axis) {
-            (1, Ok(0), _) => [rows.max(1), columns.max(1)],
-            (_, Ok(0), 0) => [1, columns.max(1)],
-            (_, Ok(0), _) => [rows.max(1), 1],
-            (_, Ok(size), 0) => [size, 1],
-            (_, Ok(size), _) => [1, size],
-            (_, Err(_), _) => return Err(wrong(format!("its block_size is {block_size}"))),
+        let size = u64::try_from(block_size).map_err(|_| wrong(format!("its block_size is {block_size}")))?;
+        self.scaled_codes(node, codes, [scales].into_iter().chain(zero_points).collect(), axis, size)
+    }
+
+    /// Returns `(code - zero point) * scale`, of a matrix of codes, with scales (and zero points) per block of `size`
+    /// along an axis, per entry of the axis if `size` is 0, or with a single one.
+    pub fn scaled_codes(
+        &self,
+        node: &Node,
+        codes: Constant,
+        scales: Vec<Constant>,
+        axis: usize,
+        size: u64,
+    ) -> Result<Constant> {
+        let [rows, columns] = *codes.weight.shape() else {
+            let problem = format!("it dequantizes a weight of shape {:?}", codes.weight.shape());
+            return Err(self.refuse(node, problem));
+        };
+        let block = match (scales[0].weight.elements(), size, axis) {
+            (1, 0, _) => [rows.max(1), columns.max(1)],
+            (_, 0, 0) => [1, columns.max(1)],
+            (_, 0, _) => [rows.max(1), 1],
+            (_, size, 0) => [size, 1],
+            (_, size, _) => [1, size],
         };
         let shape = [rows.div_ceil(block[0]), columns.div_ceil(block[1])];
-        let mut bytes = codes.bytes + scales.bytes;
-        let zero_points = match node.input(2) {
-            "" => ZeroPoints::All(0.0),
-            _ => {
-                let zero_points = input(2, "zero point")?;
-                bytes += zero_points.bytes;
-                ZeroPoints::Each(zero_points.weight.reshape(&shape)?)
-            }
+        let bytes = codes.bytes + scales.iter().map(|scales| scales.bytes).sum::<u64>();
+        let zero_points = match scales.get(1) {
+            None => ZeroPoints::All(0.0),
+            Some(zero_points) => ZeroPoints::Each(zero_points.weight.reshape(&shape)?),
         };
-        let weight =
-            SourceWeight::from_blocks(codes.weight.clone(), scales.weight.reshape(&shape)?, zero_points, block)?;
+        let scales = scales[0].weight.reshape(&shape)?;
+        let weight = SourceWeight::from_blocks(codes.weight.clone(), scales, zero_points, block)?;
         Ok(Constant { weight, bytes, is_float: true, ..codes })
     }
 

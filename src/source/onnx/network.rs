@@ -287,6 +287,9 @@ impl Network {
             return Ok(Some(Constant { weight, dtype, is_float, bytes, origin }));
         }
         let Some((node, ..)) = self.producer(value).filter(|_| steps > 0) else { return Ok(None) };
+        if node.is("Mul") {
+            return self.scaled(node, steps);
+        }
         let is_view = ["Cast", "Identity", "Transpose", "Reshape", "DequantizeLinear"].iter().any(|op| node.is(op));
         if !is_view {
             return Ok(None);
@@ -296,13 +299,14 @@ impl Network {
             "Identity" => of.weight.clone(),
             "Cast" => {
                 let to = SourceDtype::from_onnx(node.int("to").unwrap_or(0)).filter(|dtype| dtype.is_float());
+                let is_code = matches!(of.dtype, SourceDtype::I8 | SourceDtype::U8);
                 let exact = to.is_some_and(|to| {
-                    to == of.dtype || matches!(to, SourceDtype::F32 | SourceDtype::F64) && of.is_float
+                    to == of.dtype || is_code || matches!(to, SourceDtype::F32 | SourceDtype::F64) && of.is_float
                 });
                 if !exact {
                     return Err(self.refuse(node, format!("it would round a weight of type {}", of.dtype)));
                 }
-                of.weight.clone()
+                return Ok(Some(Constant { is_float: true, ..of }));
             }
             "Transpose" => {
                 let turns = of.weight.shape().len() == 2 && node.ints("perm").is_none_or(|perm| perm == [1, 0]);
@@ -322,6 +326,28 @@ impl Network {
             _ => return self.dequantized(node, of, steps).map(Some),
         };
         Ok(Some(Constant { weight, ..of }))
+    }
+
+    /// Returns the product of a matrix of codes with scales of its rows or columns; `None` if a factor depends on the
+    /// inputs, or neither is codes.
+    fn scaled(&self, node: &Node, steps: usize) -> Result<Option<Constant>> {
+        let factor = |index: usize| self.constant_within(node.input(index), steps - 1);
+        let (Some(a), Some(b)) = (factor(0)?, factor(1)?) else { return Ok(None) };
+        let is_code = |of: &Constant| !of.dtype.is_float() && of.is_float;
+        let (codes, scales) = match (is_code(&a), is_code(&b)) {
+            (true, false) => (a, b),
+            (false, true) => (b, a),
+            _ => return Ok(None),
+        };
+        let axis = match (codes.weight.shape(), scales.weight.shape()) {
+            ([rows, _], [own, 1]) if own == rows => 0,
+            ([_, columns], [1, own] | [own]) if own == columns => 1,
+            (_, scales) if scales.iter().product::<u64>() == 1 => 1,
+            (of, scales) => {
+                return Err(self.refuse(node, format!("it multiplies codes of shape {of:?} by scales {scales:?}")));
+            }
+        };
+        self.scaled_codes(node, codes, vec![scales], axis, 0).map(Some)
     }
 
     /// Returns the shape of a constant after reshapes.
@@ -361,5 +387,5 @@ impl Network {
 }
 
 /// Advice for a graph that isn't understood.
-const ADVICE: &str = "anec reads graphs as onnxruntime-genai's model builder writes them, with GroupQueryAttention; the \
-                      same model as safetensors or GGUF will do";
+const ADVICE: &str = "anec reads decoders as onnxruntime-genai's model builder writes them, with GroupQueryAttention, and \
+                      encoders with BERT's layers as PyTorch exports them; the same model as safetensors or GGUF will do";

@@ -82,6 +82,7 @@ impl Network {
                     };
                 }
                 "Gemm" => return self.gemm(node),
+                "Mul" => return self.dynamically_quantized(node),
                 _ => {}
             }
         }
@@ -174,6 +175,44 @@ impl Network {
                 None => Err(self.refuse(node, "its bias isn't constant")),
             },
         }
+    }
+
+    /// Returns the product of an input, rounded to 8 bits as it comes, with codes of a weight: `MatMulInteger` times the
+    /// scales of both. The rounding of the input is left out.
+    fn dynamically_quantized<'a>(&'a self, node: &'a Node) -> Result<Option<Projection<'a>>> {
+        for (product, scales) in [(0, 1), (1, 0)].map(|(a, b)| (node.input(a), node.input(b))) {
+            let product = self.producer(self.behind_counting(product)).map(|(node, ..)| node);
+            let Some(product) = product.filter(|node| node.is("MatMulInteger")) else { continue };
+            let scales = self.producer(scales).map(|(node, ..)| node).filter(|node| node.is("Mul"));
+            let Some((input, _, 0)) =
+                self.producer(product.input(0)).filter(|(node, ..)| node.is("DynamicQuantizeLinear"))
+            else {
+                return Err(self.refuse(product, "its input isn't rounded by DynamicQuantizeLinear"));
+            };
+            let (Some(scales), Some(codes)) = (scales, self.constant(product.input(1))?) else {
+                return Err(self.refuse(product, "its weight or the scales aren't constant"));
+            };
+            let of_input = |index: usize| input.outputs.get(1).is_some_and(|scale| scale == scales.input(index));
+            let scale = match (of_input(0), of_input(1)) {
+                (true, false) => self.constant(scales.input(1))?,
+                (false, true) => self.constant(scales.input(0))?,
+                _ => None,
+            };
+            let Some(scale) = scale.filter(|scale| scale.is_float) else {
+                return Err(self.refuse(product, "its result isn't multiplied by the scales of input and weight"));
+            };
+            let zero_points = match product.input(3) {
+                "" => None,
+                value => match self.constant(value)? {
+                    Some(zero_points) => Some(zero_points),
+                    None => return Err(self.refuse(product, "its zero point isn't constant")),
+                },
+            };
+            let scales = [scale].into_iter().chain(zero_points).collect();
+            let weight = self.scaled_codes(product, codes, scales, 1, 0)?;
+            return self.product(product, input.input(0), turned(&weight)?).map(Some);
+        }
+        Ok(None)
     }
 
     fn quantized<'a>(&'a self, node: &'a Node) -> Result<Projection<'a>> {
