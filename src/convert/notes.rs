@@ -3,7 +3,7 @@
 use super::plan::ConvertPlan;
 use super::report::{ConvertReport, QualityReport, TensorReport};
 use anec_bundle::{Bundle, Task};
-use anec_family::FamilyModel;
+use anec_family::{FamilyModel, MASKED_TOKEN_HEAD};
 use anec_manifest::{Feedback, Granularity, Manifest, Quant, Role, Transform, Transforms, WeightFormat};
 use anec_source::{Description, Source};
 use serde_json::Value as Json;
@@ -73,7 +73,7 @@ fn short_windows(plan: &ConvertPlan, model: &dyn FamilyModel) -> Option<String> 
     })
 }
 
-/// Notes on settings without effect, and on a missing end-of-text token.
+/// Notes on settings without effect, on a head that is left out, and on a missing end-of-text token.
 pub fn of_source(manifest: &Manifest, source: &Source, bundle: &Bundle) -> Vec<String> {
     let mut notes = Vec::new();
     let has_experts =
@@ -96,6 +96,13 @@ pub fn of_source(manifest: &Manifest, source: &Source, bundle: &Bundle) -> Vec<S
     if tokenizer && bundle.model.task == Task::TextGeneration && bundle.model.eos_token_ids.is_empty() {
         notes
             .push("the source names no end-of-text token; generation stops at the maximum number of tokens".to_owned());
+    }
+    if bundle.ledger.ignored.values().any(|reason| reason == MASKED_TOKEN_HEAD) {
+        notes.push(
+            "the head for masked tokens is left out: the bundle gives hidden states and their pooled vector, not sparse \
+             vectors of the vocabulary (SPLADE)"
+                .to_owned(),
+        );
     }
     notes
 }

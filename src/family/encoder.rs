@@ -44,7 +44,7 @@ use super::scale::scale_block;
 use super::{
     EmitWeight, FamilyFacts, FamilyModel, FunctionGraph, FunctionRequest, HostTensors, LoweringOptions, Purpose,
 };
-use crate::classifier::config::labels;
+use crate::classifier::config::{labels, numbered_labels};
 use anec_base::Result;
 use anec_bundle::{Pooling, PortRole, SequenceClassification, Stage, layer_scope};
 use anec_mil::{Dim, ValueId};
@@ -56,9 +56,6 @@ pub(super) use gguf::{is_architecture, open as open_gguf};
 
 /// Names of the rotary tables: for layers that see the whole text, and for layers that see a band.
 const ROPE_TABLES: [&str; 2] = ["rope", "rope_local"];
-
-/// Maximum number of labels of a classifier without label names.
-const MAX_LABELS: u64 = 1 << 16;
 
 /// An encoder with its weights.
 struct Encoder {
@@ -134,12 +131,7 @@ fn purpose(keys: &Keys<'_>, pooling: Pooling) -> Result<Purpose, FamilyError> {
         // without names there are two labels, as in transformers
         let labels = match keys.get("id2label") {
             Some(_) => labels(keys)?,
-            None => match keys.u64("num_labels")?.unwrap_or(2) {
-                count if (1..=MAX_LABELS).contains(&count) => {
-                    (0..count).map(|label| format!("LABEL_{label}")).collect()
-                }
-                _ => return Err(keys.value("num_labels", &format!("1 to {MAX_LABELS}"))),
-            },
+            None => numbered_labels(keys, keys.u64("num_labels")?.unwrap_or(2))?,
         };
         return Ok(Purpose::SequenceClassification(SequenceClassification { labels, pooling }));
     }
@@ -153,10 +145,14 @@ fn purpose(keys: &Keys<'_>, pooling: Pooling) -> Result<Purpose, FamilyError> {
     Ok(Purpose::TextEmbedding { bidirectional: true, pooling: Pooling::Mean })
 }
 
+/// Reason for leaving out a head for masked tokens.
+pub const MASKED_TOKEN_HEAD: &str = "head for masked tokens, not needed for hidden states";
+
 /// Ignores tensors that embeddings don't need.
 fn ignore_heads(ledger: &mut Ledger<'_>, patterns: &[&str]) {
     for pattern in patterns {
-        ledger.ignore(pattern, "masked-token head or pooler, not needed for hidden states");
+        let is_pooler = pattern.contains("pooler");
+        ledger.ignore(pattern, if is_pooler { "pooler, not needed for hidden states" } else { MASKED_TOKEN_HEAD });
     }
 }
 
@@ -307,12 +303,19 @@ mod tests {
     #[test]
     fn a_number_of_labels_is_one_that_a_classifier_can_have() {
         let labels = |number: Json| {
-            let config = json!({"architectures": ["BertForSequenceClassification"], "num_labels": number});
+            let names = json!({"0": "no", "1": "yes"});
+            let mut config = json!({"architectures": ["BertForSequenceClassification"], "num_labels": number});
+            // published files have names of another number of labels, which transformers passes over
+            if number == json!(3) || number == json!(2) {
+                config["id2label"] = names;
+            }
             let config = config.as_object().unwrap();
             purpose(&Keys::new("config.json", "", config), Pooling::Cls).map_err(|error| error.to_string())
         };
         let Ok(Purpose::SequenceClassification(found)) = labels(json!(3)) else { panic!("no classifier") };
         assert_eq!(found.labels, ["LABEL_0", "LABEL_1", "LABEL_2"]);
+        let Ok(Purpose::SequenceClassification(found)) = labels(json!(2)) else { panic!("no classifier") };
+        assert_eq!(found.labels, ["no", "yes"]);
         for wrong in [json!(0), json!(1e18), json!(u64::MAX)] {
             let error = labels(wrong).unwrap_err();
             assert!(error.contains("num_labels") && error.contains("1 to 65536"), "{error}");

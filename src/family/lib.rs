@@ -67,7 +67,7 @@ use anec_mil::{Dim, Function, FunctionBuilder, Opset, SymbolRange, ValueId};
 use anec_source::SourceWeight;
 use blocks::Graph;
 
-pub use encoder::{families as encoder_families, gguf_architecture as encoder_architecture};
+pub use encoder::{MASKED_TOKEN_HEAD, families as encoder_families, gguf_architecture as encoder_architecture};
 pub use error::FamilyError;
 pub use open::{open, open_with_draft};
 pub use transform::Transformed;

@@ -101,7 +101,11 @@ impl ClassifierConfig {
     }
 }
 
-/// Labels of `id2label`, whose indices must be contiguous from 0.
+/// Maximum number of labels of a classifier.
+const MAX_LABELS: u64 = 65_536;
+
+/// Labels of `id2label`, whose indices must be contiguous from 0. If `num_labels` is another number, that is the number
+/// of labels, as in transformers, and they have no names.
 pub fn labels(keys: &Keys<'_>) -> Result<Vec<String>, FamilyError> {
     let map = keys.required("id2label", keys.get("id2label"))?.as_object();
     let wrong = || keys.value("id2label", "a name for each number from 0 on");
@@ -109,7 +113,15 @@ pub fn labels(keys: &Keys<'_>) -> Result<Vec<String>, FamilyError> {
     let label = |id: usize| map.get(&id.to_string()).and_then(Json::as_str).map(str::to_owned).ok_or_else(wrong);
     let labels: Vec<String> = (0..map.len()).map(label).collect::<Result<_, _>>()?;
     match keys.u64("num_labels")? {
-        Some(count) if count != labels.len() as u64 => Err(keys.value("num_labels", &labels.len().to_string())),
+        Some(count) if count != labels.len() as u64 => numbered_labels(keys, count),
         _ => Ok(labels),
+    }
+}
+
+/// Labels without names, as transformers calls them.
+pub fn numbered_labels(keys: &Keys<'_>, count: u64) -> Result<Vec<String>, FamilyError> {
+    match count {
+        1..=MAX_LABELS => Ok((0..count).map(|label| format!("LABEL_{label}")).collect()),
+        _ => Err(keys.value("num_labels", &format!("1 to {MAX_LABELS}"))),
     }
 }
