@@ -313,3 +313,41 @@ fn where_there_is_no_compiler_it_is_said() {
     assert_eq!(code, 5);
     assert!(stderr.contains("help: run `anec compile BUNDLE` on a Mac"), "{stderr}");
 }
+
+/// A model by its name, its folder, its file and its manifest's file; a folder of the manifest's name doesn't hide it.
+#[test]
+fn a_model_is_named_by_its_argument() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("demo")).unwrap();
+    let manifest = folder.path().join("mine.yaml");
+    let model = repository("demo/model");
+    std::fs::write(&manifest, format!("source: {}\ncontext: 64\n", model.display())).unwrap();
+    let plan = |arguments: &[&str]| {
+        finish(anec().current_dir(&folder).args(["plan", "--json"]).args(arguments).output().unwrap())
+    };
+    for (model, context) in [
+        ("demo", 512),
+        (model.to_str().unwrap(), 2048),
+        (model.join("model.safetensors").to_str().unwrap(), 2048),
+        ("mine.yaml", 64),
+    ] {
+        let (code, stdout, stderr) = plan(&[model]);
+        assert_eq!(code, 0, "{model}: {stderr}");
+        let found: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+        assert_eq!(found["contexts"], serde_json::json!([context]), "{model}");
+    }
+    for more in [["--source", "x"], ["--manifest", "demo"]] {
+        let (code, _, stderr) = plan(&[&["demo"][..], &more].concat());
+        assert_eq!(code, 2, "{stderr}");
+        assert!(stderr.contains("cannot be used with"), "{stderr}");
+    }
+    // running it, too
+    let cache = folder.path().join("cache");
+    let run = anec()
+        .current_dir(&folder)
+        .env("ANEC_CACHE", &cache)
+        .args(["run", "demo", "--prompt", "Once", "--max-tokens", "2"])
+        .output()
+        .unwrap();
+    assert_eq!(run.status.code(), Some(0), "{}", String::from_utf8_lossy(&run.stderr));
+}

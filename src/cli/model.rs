@@ -194,7 +194,7 @@ impl Runner {
     /// Folder of the bundle. A model name is looked up in the cache and converted on a miss.
     fn folder(&self) -> Result<PathBuf> {
         let named = self.bundle.to_str().filter(|_| !self.bundle.exists()).unwrap_or_default();
-        let found = builtin::find(named).ok();
+        let found = self.bundle.to_str().and_then(builtin_model);
         if found.is_none() && !named.starts_with(hub::PREFIX) && !is_model(&self.bundle) {
             return Ok(self.bundle.clone());
         }
@@ -251,11 +251,19 @@ impl Runner {
     }
 }
 
+/// Returns the built-in manifest of this name, unless it is the path of a bundle, a model or another file. A folder that
+/// is none of them, such as one called `demo`, doesn't hide a manifest.
+pub fn builtin_model(name: &str) -> Option<&'static builtin::Builtin> {
+    let path = Path::new(name);
+    let is_there = path.is_file() || path.join(anec::bundle::FILE_NAME).exists() || is_model(path);
+    if is_there { None } else { builtin::find(name).ok() }
+}
+
 /// Returns whether a path holds a model to convert, rather than a bundle.
 fn is_model(path: &Path) -> bool {
     let has = |path: &Path, known: &[&str]| path.extension().is_some_and(|own| known.iter().any(|known| own == *known));
     if !path.is_dir() {
-        return path.is_file() && has(path, &["gguf", "onnx", "safetensors"]);
+        return path.is_file() && has(path, &["gguf", "onnx", "safetensors", "bin"]);
     }
     // a bundle has a safetensors file of its own
     let has_weights =
