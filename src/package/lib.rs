@@ -43,8 +43,8 @@ mod files;
 pub mod interface;
 mod manifest;
 mod open;
-mod symbols;
 pub mod stream;
+mod symbols;
 mod write;
 
 pub use error::PackageError;
