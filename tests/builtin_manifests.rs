@@ -14,7 +14,7 @@ use anec::convert::functions::build_package;
 use anec::convert::open::{open_model, resolve};
 use anec::convert::plan::ConvertPlan;
 use anec::family::published;
-use anec::manifest::{Manifest, builtin};
+use anec::manifest::{Granularity, Manifest, Transform, Transforms, WeightFormat, builtin};
 use anec::package::{self, WriteOptions};
 use rayon::prelude::*;
 use serde_json::Value as Json;
@@ -34,6 +34,10 @@ fn converts(name: &str) {
     let mut manifest = Manifest::from_yaml(found.text, name, &[]).unwrap();
     let config = published::configuration(found).unwrap();
     let source = synthetic::source(name, config.clone());
+    // a learned rotation would read all weights of the model
+    let recipe = open_model(&source, &manifest).unwrap().0.transformed().done;
+    let random = |transform: Transform| if transform.rotation().is_some() { Transform::Rotate } else { transform };
+    manifest.transforms = Transforms::List(recipe.into_iter().map(random).collect());
     let (model, ledger) = open_model(&source, &manifest).unwrap();
     let facts = model.facts();
     assert_eq!(Some(&facts.family), manifest.family.as_ref());
@@ -93,6 +97,27 @@ fn converts(name: &str) {
             Stage::Model { rows, .. } => assert_eq!(rows, facts.head_rows()),
         }
         std::fs::remove_dir_all(path).unwrap();
+    }
+}
+
+/// Start of the comment that gives the reason for a scale per channel.
+const PER_CHANNEL: &str = "# Per channel: ";
+
+#[test]
+fn int8_is_per_tensor_where_the_stream_can_be_rotated_and_elsewhere_has_a_reason() {
+    for found in builtin::all() {
+        let name = found.name;
+        let manifest = Manifest::from_yaml(found.text, name, &[]).unwrap();
+        let source = synthetic::source(name, published::configuration(found).unwrap());
+        let (model, _) = open_model(&source, &manifest).unwrap();
+        let expected = match model.permits(Transform::Rotate) {
+            Ok(()) => Granularity::PerTensor,
+            Err(_) => Granularity::PerChannel,
+        };
+        assert_eq!(manifest.quant.weights, WeightFormat::Int8, "{name}");
+        assert_eq!(manifest.quant.granularity, expected, "{name}");
+        let reasons = found.text.lines().filter(|line| line.starts_with(PER_CHANNEL)).count();
+        assert_eq!(reasons, usize::from(expected == Granularity::PerChannel), "{name}: `{PER_CHANNEL}REASON`");
     }
 }
 
