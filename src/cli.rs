@@ -23,6 +23,7 @@ mod explain;
 mod export;
 mod gain;
 mod golden;
+mod granularity;
 mod input;
 mod inspect;
 mod logits;

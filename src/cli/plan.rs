@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::input::Input;
 use super::usage::UsageError;
-use super::{gain, print, print_json, progress};
+use super::{gain, granularity, print, print_json, progress};
 use anec::advice::search::{SearchLimits, search};
 use anec::advice::{ChipError, ChipPrediction, ChipTable, ChipTarget, forecast, predict};
 use anec::base::Result;
@@ -98,6 +98,7 @@ impl PlanArgs {
         let forms = FormEstimate::of(manifest, &*opened.model);
         let predictions = predict(manifest, &*opened.model, &plan, targets)?;
         let gain = gain::note(manifest, &*opened.model, &plan, targets);
+        let granularity = granularity::note(manifest, &*opened.model, &plan);
         let mut findings = Vec::new();
         for package in &plan.packages {
             // builds the graphs without reading weights
@@ -110,7 +111,7 @@ impl PlanArgs {
             let mut json = report::plan_json(manifest, opened.model.facts(), &plan, &estimate, &forms);
             json["shapes_from"] = opened.source.kind().name().into();
             json["transforms"] = json!(transforms);
-            json["notes"] = json!(notes.iter().chain(&gain).collect::<Vec<_>>());
+            json["notes"] = json!(notes.iter().chain(&gain).chain(&granularity).collect::<Vec<_>>());
             json["forecast"] = json!(findings);
             if !targets.is_empty() {
                 json["predictions"] = json!(predictions);
@@ -129,7 +130,7 @@ impl PlanArgs {
             if !targets.is_empty() {
                 text += &format!("\n{}", self.predictions(&predictions));
             }
-            if let Some(note) = gain {
+            for note in gain.iter().chain(&granularity) {
                 text += &format!("{note}\n");
             }
             let forecast = if self.details { report::forecast } else { report::forecast_summary };
