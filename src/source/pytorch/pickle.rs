@@ -105,6 +105,12 @@ struct Machine<'a> {
 
 impl<'a> Machine<'a> {
     fn step(&mut self, opcode: u8) -> Result<(), String> {
+        if let Some(value) = self.plain_value(opcode)? {
+            return self.push(value);
+        }
+        if let Some(value) = self.compound_value(opcode)? {
+            return self.push(value);
+        }
         match opcode {
             // PROTO and FRAME
             0x80 => drop(self.array::<1>()?),
@@ -115,56 +121,6 @@ impl<'a> Machine<'a> {
             b'2' => {
                 let top = self.top()?;
                 self.stack.push(top);
-            }
-            b'N' => self.push(Value::None)?,
-            0x88 => self.push(Value::Bool(true))?,
-            0x89 => self.push(Value::Bool(false))?,
-            b'J' => {
-                let number = i32::from_le_bytes(self.array()?);
-                self.push(Value::Integer(number.into()))?;
-            }
-            b'K' => {
-                let [number] = self.array()?;
-                self.push(Value::Integer(number.into()))?;
-            }
-            b'M' => {
-                let number = u16::from_le_bytes(self.array()?);
-                self.push(Value::Integer(number.into()))?;
-            }
-            0x8a => {
-                let [length] = self.array()?;
-                self.long(length.into())?;
-            }
-            0x8b => {
-                let length = self.length32()?;
-                self.long(length)?;
-            }
-            b'G' => {
-                let number = f64::from_be_bytes(self.array()?);
-                self.push(Value::Float(number))?;
-            }
-            b'X' | b'T' | b'B' => {
-                let length = self.length32()?;
-                self.string(opcode, length)?;
-            }
-            0x8c | b'U' | b'C' => {
-                let [length] = self.array()?;
-                self.string(if opcode == 0x8c { b'X' } else { opcode }, length.into())?;
-            }
-            0x8d => {
-                let length = u64::from_le_bytes(self.array()?);
-                self.string(b'X', usize::try_from(length).unwrap_or(usize::MAX))?;
-            }
-            b']' => self.push(Value::List(Vec::new()))?,
-            b'}' => self.push(Value::Dict(Vec::new()))?,
-            b')' => self.push(Value::Tuple(Vec::new()))?,
-            b't' => {
-                let elements = self.since_mark()?;
-                self.push(Value::Tuple(elements))?;
-            }
-            0x85..=0x87 => {
-                let elements = self.pop_many(usize::from(opcode - 0x84))?;
-                self.push(Value::Tuple(elements))?;
             }
             b'a' => {
                 let element = self.pop()?;
@@ -182,18 +138,6 @@ impl<'a> Machine<'a> {
                 let pairs = self.since_mark()?;
                 self.insert(&pairs)?;
             }
-            b'c' => {
-                let (module, name) = (self.line()?, self.line()?);
-                self.push(Value::Global(format!("{module}.{name}")))?;
-            }
-            0x93 => {
-                let names = self.pop_many(2)?;
-                let (Value::Text(module), Value::Text(name)) = (&self.values[names[0]], &self.values[names[1]]) else {
-                    return Err("the name of a class isn't text".into());
-                };
-                let global = Value::Global(format!("{module}.{name}"));
-                self.push(global)?;
-            }
             b'q' | b'h' => {
                 let [place] = self.array()?;
                 self.memo(opcode == b'q', place.into())?;
@@ -206,24 +150,82 @@ impl<'a> Machine<'a> {
                 let place = self.memo.len();
                 self.memo(true, place)?;
             }
-            b'Q' => {
-                let id = self.pop()?;
-                self.push(Value::Persistent(id))?;
+            // BUILD: attributes of an object, which aren't its elements
+            b'b' => drop(self.pop()?),
+            _ => return Err(format!("opcode {opcode:#04x} isn't one that torch.save writes for tensors")),
+        }
+        Ok(())
+    }
+
+    /// Returns the value of an opcode that pushes a number, a text or an empty container.
+    fn plain_value(&mut self, opcode: u8) -> Result<Option<Value>, String> {
+        Ok(Some(match opcode {
+            b'N' => Value::None,
+            0x88 => Value::Bool(true),
+            0x89 => Value::Bool(false),
+            b'J' => Value::Integer(i32::from_le_bytes(self.array()?).into()),
+            b'K' => Value::Integer(self.array::<1>()?[0].into()),
+            b'M' => Value::Integer(u16::from_le_bytes(self.array()?).into()),
+            0x8a => {
+                let [length] = self.array()?;
+                self.long(length.into())?
             }
+            0x8b => {
+                let length = self.length32()?;
+                self.long(length)?
+            }
+            b'G' => Value::Float(f64::from_be_bytes(self.array()?)),
+            b'X' => {
+                let length = self.length32()?;
+                self.text(length)?
+            }
+            0x8c => {
+                let [length] = self.array()?;
+                self.text(length.into())?
+            }
+            0x8d => {
+                let length = u64::from_le_bytes(self.array()?);
+                self.text(usize::try_from(length).unwrap_or(usize::MAX))?
+            }
+            b'T' | b'B' => {
+                let length = self.length32()?;
+                Value::Bytes(self.take(length)?.to_vec())
+            }
+            b'U' | b'C' => {
+                let [length] = self.array()?;
+                Value::Bytes(self.take(length.into())?.to_vec())
+            }
+            b']' => Value::List(Vec::new()),
+            b'}' => Value::Dict(Vec::new()),
+            b')' => Value::Tuple(Vec::new()),
+            _ => return Ok(None),
+        }))
+    }
+
+    /// Returns the value of an opcode that makes one of others, or names a class.
+    fn compound_value(&mut self, opcode: u8) -> Result<Option<Value>, String> {
+        Ok(Some(match opcode {
+            b't' => Value::Tuple(self.since_mark()?),
+            0x85..=0x87 => Value::Tuple(self.pop_many(usize::from(opcode - 0x84))?),
+            b'c' => Value::Global(format!("{}.{}", self.line()?, self.line()?)),
+            0x93 => {
+                let names = self.pop_many(2)?;
+                let (Value::Text(module), Value::Text(name)) = (&self.values[names[0]], &self.values[names[1]]) else {
+                    return Err("the name of a class isn't text".into());
+                };
+                Value::Global(format!("{module}.{name}"))
+            }
+            b'Q' => Value::Persistent(self.pop()?),
             // REDUCE and NEWOBJ
             b'R' | 0x81 => {
                 let parts = self.pop_many(2)?;
                 let is_dict =
                     matches!(&self.values[parts[0]], Value::Global(name) if name == "collections.OrderedDict");
                 let is_empty = matches!(&self.values[parts[1]], Value::Tuple(elements) if elements.is_empty());
-                let made = if is_dict && is_empty { Value::Dict(Vec::new()) } else { Value::Call(parts[0], parts[1]) };
-                self.push(made)?;
+                if is_dict && is_empty { Value::Dict(Vec::new()) } else { Value::Call(parts[0], parts[1]) }
             }
-            // BUILD: attributes of an object, which aren't its elements
-            b'b' => drop(self.pop()?),
-            _ => return Err(format!("opcode {opcode:#04x} isn't one that torch.save writes for tensors")),
-        }
-        Ok(())
+            _ => return Ok(None),
+        }))
     }
 
     fn take(&mut self, length: usize) -> Result<&'a [u8], String> {
@@ -250,29 +252,23 @@ impl<'a> Machine<'a> {
         std::str::from_utf8(line).map_err(|_| "a name isn't UTF-8".into())
     }
 
-    /// Pushes the text of opcode `X`, or the bytes of others.
-    fn string(&mut self, opcode: u8, length: usize) -> Result<(), String> {
-        let bytes = self.take(length)?.to_vec();
-        let value = match opcode {
-            b'X' => Value::Text(String::from_utf8(bytes).map_err(|_| "a text isn't UTF-8")?),
-            _ => Value::Bytes(bytes),
-        };
-        self.push(value)
+    fn text(&mut self, length: usize) -> Result<Value, String> {
+        let text = std::str::from_utf8(self.take(length)?).map_err(|_| "a text isn't UTF-8")?;
+        Ok(Value::Text(text.to_owned()))
     }
 
-    /// Pushes an integer of `length` bytes.
-    fn long(&mut self, length: usize) -> Result<(), String> {
+    /// Integer of `length` bytes.
+    fn long(&mut self, length: usize) -> Result<Value, String> {
         let bytes = self.take(length)?;
         let negative = bytes.last().is_some_and(|last| last & 0x80 != 0);
         let mut wide = [if negative { 0xff } else { 0 }; 8];
-        let value = match wide.get_mut(..length) {
+        Ok(match wide.get_mut(..length) {
             Some(low) => {
                 low.copy_from_slice(bytes);
                 Value::Integer(i64::from_le_bytes(wide))
             }
             None => Value::Long(bytes.to_vec()),
-        };
-        self.push(value)
+        })
     }
 
     fn push(&mut self, value: Value) -> Result<(), String> {
