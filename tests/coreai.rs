@@ -112,12 +112,11 @@ fn assets_of_apples_packages_are_written_again() {
 }
 
 /// Packages of coremltools' op tests that can't be migrated, with what is said of them.
-const REFUSED: [(&str, &str); 7] = [
+const REFUSED: [(&str, &str); 6] = [
     ("state_decoder_growing", "a slice whose size is computed"),
     ("zoo_control", "operator `cond`; operator `while_loop`"),
     ("zoo_images", "operator `affine`; operator `crop`; operator `resample`; operator `resize_bilinear`"),
     ("zoo_images_ios17", "operator `resize_nearest_neighbor`; operator `resize`"),
-    ("zoo_quantized", "operator `dequantize`; operator `quantize`"),
     ("zoo_recurrent", "operator `gru`; operator `lstm`; operator `rnn`"),
     ("zoo_recurrent_ios18", "operator `gru`; operator `lstm`; operator `rnn`"),
 ];

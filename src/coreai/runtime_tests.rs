@@ -14,12 +14,11 @@ use crate::migrate::{MigrateOptions, migrate};
 use crate::{AssetOptions, write};
 
 /// Packages that can't be migrated as a whole.
-const REFUSED: [&str; 7] = [
+const REFUSED: [&str; 6] = [
     "state_decoder_growing",
     "zoo_control",
     "zoo_images",
     "zoo_images_ios17",
-    "zoo_quantized",
     "zoo_recurrent",
     "zoo_recurrent_ios18",
 ];
