@@ -104,7 +104,7 @@ impl Block {
         let mut cayley = (times(&skew, &skew) - &skew) * 2.0;
         cayley.diag_mut().iter_mut().for_each(|value| *value += 1.0);
         self.matrix = times(&self.matrix, &cayley);
-        if step % CORRECTED == 0 {
+        if step.is_multiple_of(CORRECTED) {
             self.matrix = orthogonal(&self.matrix);
         }
     }
