@@ -2,7 +2,7 @@
 //! data): `Q = Q_0 diag(R_1, R_2, ..)` with a randomised Hadamard matrix `Q_0` and orthogonal blocks `R_i`, so that an
 //! element costs no more than a product with a row of its block.
 //!
-//! [`descent`](super::descent) finds the blocks for [samples](super::samples) of the weights.
+//! `descent` finds the blocks for `samples` of the weights.
 
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
