@@ -86,7 +86,9 @@ fn converts(name: &str) {
         assert_eq!(written.weight_bytes, package.weight_bytes, "{name}: the plan is a dry run of the build");
         for tensor in emitter.reports() {
             let loss = tensor.loss.unwrap();
-            assert!(loss.cosine > 0.9995, "{name} {}: {loss:?}", tensor.name);
+            // one scale per tensor has no answer to the folded gains of a norm within a block
+            let least = if manifest.quant.granularity == Granularity::PerTensor { 0.998 } else { 0.9995 };
+            assert!(loss.cosine > least, "{name} {}: {loss:?}", tensor.name);
         }
         let outputs = &functions[0].outputs;
         match package.stage {
