@@ -116,6 +116,8 @@ pub(super) const NEUTRAL: &[&str] = &[
     "classifier_dropout",
     "directionality",
     "dropout",
+    // of generation, in configurations of 2019 and 2020
+    "eos_token_ids",
     "gradient_checkpointing",
     "hidden_dropout_prob",
     "id2label",
