@@ -11,6 +11,10 @@ const PER_CHANNEL: &str = "converts fastest; KL of Qwen2.5-Coder-0.5B 0.0014";
 /// Note on a plan for int8 weights: sizes with one scale per tensor and per channel, and what each costs.
 pub(super) fn note(manifest: &Manifest, model: &dyn FamilyModel, plan: &ConvertPlan) -> Option<String> {
     let Quant { weights: WeightFormat::Int8, granularity: own, plan: None, .. } = manifest.quant else { return None };
+    if model.permits(Transform::Rotate).is_err() {
+        // the largest weights decide, and per tensor often fails the gate
+        return None;
+    }
     let other = match own {
         Granularity::PerTensor => Granularity::PerChannel,
         Granularity::PerChannel => Granularity::PerTensor,
@@ -19,9 +23,6 @@ pub(super) fn note(manifest: &Manifest, model: &dyn FamilyModel, plan: &ConvertP
     let quant = Quant { granularity: other, ..manifest.quant.clone() };
     let other_plan = ConvertPlan::new(&Manifest { quant, ..manifest.clone() }, model).ok()?;
     let cost = |granularity| match granularity {
-        Granularity::PerTensor if model.permits(Transform::Rotate).is_err() => {
-            "nothing can be rotated, so the largest weights decide; often fails the gate"
-        }
         Granularity::PerTensor => PER_TENSOR,
         _ => PER_CHANNEL,
     };

@@ -251,8 +251,8 @@ impl Runner {
     }
 }
 
-/// Returns the built-in manifest of this name, unless it is the path of a bundle, a model or another file. A folder that
-/// is none of them, such as one called `demo`, doesn't hide a manifest.
+/// Returns the built-in manifest of this name, unless it is the path of a bundle, a model or another file. Other
+/// folders, such as one called `demo`, don't hide a manifest.
 pub fn builtin_model(name: &str) -> Option<&'static builtin::Builtin> {
     let path = Path::new(name);
     let is_there = path.is_file() || path.join(anec::bundle::FILE_NAME).exists() || is_model(path);

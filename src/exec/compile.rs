@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::arithmetic::{ProductArithmetic, computed_by};
 use super::constants::{ConstantError, load};
-use super::control::{Blocks, Body, Control};
 use super::error::ExecError;
-use super::node::Node;
+use super::node::control::{Blocks, Body, Control};
+use super::node::{Node, mark, mark_nodes};
 use super::operand::Operand;
 use super::ops::{self, ReadState, Rule, WriteState};
 use super::resolve::Resolver;
@@ -249,35 +249,6 @@ pub(super) fn mark_last_uses(nodes: &mut [Node], outputs: &mut [(String, Operand
         mark(operand, &mut needed);
     }
     mark_nodes(nodes, &mut needed);
-}
-
-/// Marks last uses in nodes, after which the slots `needed` are used.
-pub(super) fn mark_nodes(nodes: &mut [Node], needed: &mut BTreeSet<usize>) {
-    for node in nodes.iter_mut().rev() {
-        if let Node::Control(control) = node {
-            control.mark_last_uses(needed);
-            continue;
-        }
-        let steps = node.steps_mut();
-        // a group that falls back from a recomputed step leaves the value to the step itself
-        let repeated = steps.iter().rev().skip(1).flat_map(|step| &step.outputs).map(|output| output.slot);
-        let repeated: Vec<usize> = repeated.filter(|slot| needed.contains(slot)).collect();
-        for step in steps.iter_mut().rev() {
-            for output in &mut step.outputs {
-                output.read = needed.remove(&output.slot);
-            }
-            for operand in step.operands.iter_mut().rev() {
-                mark(operand, needed);
-            }
-        }
-        needed.extend(repeated);
-    }
-}
-
-pub(super) fn mark(operand: &mut Operand, needed: &mut BTreeSet<usize>) {
-    if let Operand::Slot { slot, last } = operand {
-        *last = needed.insert(*slot);
-    }
 }
 
 /// Marks reads of a state whose next op on that state is a write. Such a read may take the buffer, so that an in-place

@@ -32,7 +32,7 @@
 //! | `state`, `state_buffer` | states of a sequence, and their precision |
 //! | `profile` | time by operator |
 //! | `compile`, `constants`, `constexpr` | ops to steps, constants to values |
-//! | `control` | branches and loops: ops with nested blocks |
+//! | `node::control` | branches and loops: ops with nested blocks |
 //! | `kernel`, `resolve` | ops as typed kernels: arguments by name become fields, once |
 //! | `ops` | table of kernels by operator, and the kernels by group |
 //! | `fuse` | fusion of steps |
@@ -50,7 +50,6 @@ mod batch;
 mod compile;
 mod constants;
 mod constexpr;
-mod control;
 mod engine;
 mod error;
 mod executable;

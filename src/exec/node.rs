@@ -1,8 +1,11 @@
 //! Nodes of a compiled function: steps, fused groups of steps, and control flow.
 
+pub(super) mod control;
+
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::control::Control;
+use self::control::Control;
 use super::error::ExecError;
 use super::frame::Frame;
 use super::operand::Operand;
@@ -108,5 +111,34 @@ impl Group {
             frame.store(output, tensor);
         }
         true
+    }
+}
+
+/// Marks last uses in nodes, after which the slots `needed` are used.
+pub(super) fn mark_nodes(nodes: &mut [Node], needed: &mut BTreeSet<usize>) {
+    for node in nodes.iter_mut().rev() {
+        if let Node::Control(control) = node {
+            control.mark_last_uses(needed);
+            continue;
+        }
+        let steps = node.steps_mut();
+        // a group that falls back from a recomputed step leaves the value to the step itself
+        let repeated = steps.iter().rev().skip(1).flat_map(|step| &step.outputs).map(|output| output.slot);
+        let repeated: Vec<usize> = repeated.filter(|slot| needed.contains(slot)).collect();
+        for step in steps.iter_mut().rev() {
+            for output in &mut step.outputs {
+                output.read = needed.remove(&output.slot);
+            }
+            for operand in step.operands.iter_mut().rev() {
+                mark(operand, needed);
+            }
+        }
+        needed.extend(repeated);
+    }
+}
+
+pub(super) fn mark(operand: &mut Operand, needed: &mut BTreeSet<usize>) {
+    if let Operand::Slot { slot, last } = operand {
+        *last = needed.insert(*slot);
     }
 }

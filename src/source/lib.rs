@@ -198,8 +198,8 @@ impl Source {
         Ok(source)
     }
 
-    /// Opens a `.gguf` file (any part of a split model), a `.safetensors` or `.onnx` file, a checkpoint of PyTorch, or a
-    /// folder: a Hugging Face folder, one of onnxruntime-genai, or one that holds a single GGUF model.
+    /// Opens a `.gguf` file (any part of a split model), a `.safetensors` or `.onnx` file, a checkpoint of PyTorch, or
+    /// a folder: a Hugging Face folder, one of onnxruntime-genai, or one that holds a single GGUF model.
     ///
     /// # Errors
     /// Returns an error if the path doesn't exist or isn't a model, or if its content is damaged, unsupported or

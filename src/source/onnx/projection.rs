@@ -177,8 +177,8 @@ impl Network {
         }
     }
 
-    /// Returns the product of an input, rounded to 8 bits as it comes, with codes of a weight: `MatMulInteger` times the
-    /// scales of both. The rounding of the input is left out.
+    /// Returns the product of an input, rounded to 8 bits at run time, with codes of a weight: `MatMulInteger` times
+    /// the scales of both. The rounding of the input is left out.
     fn dynamically_quantized<'a>(&'a self, node: &'a Node) -> Result<Option<Projection<'a>>> {
         for (product, scales) in [(0, 1), (1, 0)].map(|(a, b)| (node.input(a), node.input(b))) {
             let product = self.producer(self.behind_counting(product)).map(|(node, ..)| node);

@@ -111,8 +111,8 @@ impl Network {
         Err(self.refuse_value(value, "it isn't a product of queries and keys with a mask"))
     }
 
-    /// Whether a value depends on the mask, the lengths and numbers alone, and not on which token is where: no table, no
-    /// band and no comparison of positions.
+    /// Whether a value depends on the mask, the lengths and numbers alone, and not on which token is where: no table,
+    /// no band and no comparison of positions.
     fn is_mask(&self, value: &str) -> Result<bool> {
         let (mut left, mut seen) = (vec![value], HashSet::new());
         while let Some(value) = left.pop() {
@@ -127,7 +127,7 @@ impl Network {
                 continue;
             }
             let Some((node, ..)) = self.producer(value) else { return Ok(false) };
-            // a length says nothing about what has it
+            // a length depends on no values
             if node.is("Shape") {
                 continue;
             }

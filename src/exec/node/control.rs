@@ -6,14 +6,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::compile::mark;
-use super::error::ExecError;
-use super::frame::Frame;
-use super::node::Node;
-use super::operand::Operand;
-use super::step::Output;
-use super::tensor::{Tensor, TensorData};
-use super::value::Value;
+use super::{Node, mark, mark_nodes};
+use crate::error::ExecError;
+use crate::frame::Frame;
+use crate::operand::Operand;
+use crate::step::Output;
+use crate::tensor::{Tensor, TensorData};
+use crate::value::Value;
 use anec_mil::TensorType;
 
 /// Maximum number of iterations of all loops of a run. A package may come from anywhere, and a loop may have no end.
@@ -22,7 +21,7 @@ const MAX_ITERATIONS: u64 = 1 << 20;
 const MAX_BYTES: usize = if cfg!(test) { 1 << 20 } else { 1 << 30 };
 
 /// Op with nested blocks.
-pub(super) struct Control {
+pub(crate) struct Control {
     pub operator: &'static str,
     pub name: String,
     /// Arguments: the predicate, or the initial variables.
@@ -35,7 +34,7 @@ pub(super) struct Control {
 }
 
 /// Nested blocks of an op.
-pub(super) enum Blocks {
+pub(crate) enum Blocks {
     /// The blocks for true and false.
     Branches([Body; 2]),
     /// The condition, which is computed before each iteration, and the body.
@@ -43,7 +42,7 @@ pub(super) enum Blocks {
 }
 
 /// Compiled block.
-pub(super) struct Body {
+pub(crate) struct Body {
     /// Slots of the inputs.
     pub inputs: Vec<usize>,
     pub nodes: Vec<Node>,
@@ -60,7 +59,7 @@ impl Control {
         used.difference(&own).map(|slot| Operand::Slot { slot: *slot, last: false }).collect()
     }
 
-    /// Marks last uses; see [`mark_last_uses`](super::compile::mark_last_uses).
+    /// Marks last uses; see [`mark_last_uses`](crate::compile::mark_last_uses).
     pub fn mark_last_uses(&mut self, needed: &mut BTreeSet<usize>) {
         for output in &mut self.outputs {
             output.read = needed.remove(&output.slot);
@@ -70,7 +69,7 @@ impl Control {
         for body in self.blocks.bodies_mut() {
             let mut inner = captured.clone();
             body.outputs.iter_mut().rev().for_each(|operand| mark(operand, &mut inner));
-            super::compile::mark_nodes(&mut body.nodes, &mut inner);
+            mark_nodes(&mut body.nodes, &mut inner);
         }
         self.operands.iter_mut().rev().for_each(|operand| mark(operand, needed));
     }
