@@ -116,8 +116,6 @@ pub(super) const NEUTRAL: &[&str] = &[
     "classifier_dropout",
     "directionality",
     "dropout",
-    // of generation, in configurations of 2019 and 2020
-    "eos_token_ids",
     "gradient_checkpointing",
     "hidden_dropout_prob",
     "id2label",
@@ -139,6 +137,17 @@ pub(super) const NEUTRAL: &[&str] = &[
     "summary_use_proj",
     "tie_weights_",
     "tie_word_embeddings",
+    // of text generation, in configurations of 2019 and 2020
+    "do_sample",
+    "eos_token_ids",
+    "length_penalty",
+    "num_beams",
+    "num_return_sequences",
+    "repetition_penalty",
+    "temperature",
+    "top_k",
+    "top_p",
+    "use_bfloat16",
 ];
 
 /// Resolved configuration.
@@ -174,6 +183,9 @@ impl BertConfig {
             if keys.bool(key)? == Some(true) {
                 return Err(keys.value(key, "false: attention is bidirectional"));
             }
+        }
+        if keys.get("pruned_heads").and_then(Json::as_object).is_some_and(|heads| !heads.is_empty()) {
+            return Err(keys.value("pruned_heads", "{}: layers have equally many heads"));
         }
         let layer_norm_eps = keys.f64("layer_norm_eps")?.unwrap_or(1e-12);
         if !(0.0..1.0).contains(&layer_norm_eps) {
