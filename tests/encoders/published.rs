@@ -43,7 +43,9 @@ fn published_encoders_give_what_their_own_libraries_give() {
                 }
             };
             assert!(cosine(&found, &expected) > 0.99999, "{name}, {} tokens", text.ids.len());
-            assert!(largest_difference(&found, &expected) < 5e-3, "{name}, {} tokens", text.ids.len());
+            // weights are rounded to fp16
+            let largest = expected.iter().fold(0f32, |most, value| most.max(value.abs()));
+            assert!(largest_difference(&found, &expected) < 3e-3 * largest, "{name}, {} tokens", text.ids.len());
         }
     }
 }
