@@ -101,13 +101,18 @@ pub fn pytorch(bytes: &[u8]) -> Result<()> {
 /// # Errors
 /// Whatever is wrong with it.
 pub fn onnx(path: &Path, bytes: &[u8]) -> Result<()> {
-    let (decoder, tensors) = onnx::parse(MappedFile::from_bytes(path, bytes.to_vec()))?;
+    let file = || MappedFile::from_bytes(path, bytes.to_vec());
+    let encoder = onnx::parse_encoder(file());
+    let (ropes, tensors) = match encoder {
+        Ok((_, tensors)) => (Vec::new(), tensors),
+        Err(_) => onnx::parse(file()).map(|(decoder, tensors)| (decoder.ropes, tensors))?,
+    };
     for tensor in tensors {
         // codes have two bits or more, so this is bounded by the files
         let mut values = vec![0.0; tensor.elements() as usize];
         tensor.read(0, &mut values).expect("the whole of a tensor can be read");
     }
-    for rope in &decoder.ropes {
+    for rope in &ropes {
         let _ = rope.table.theta();
     }
     Ok(())

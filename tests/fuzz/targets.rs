@@ -52,7 +52,12 @@ pub const TARGETS: [Target; 14] = [
         run: |bytes| said(exercise::safetensors(bytes)),
     },
     Target { name: "pytorch", seeds: || files("pytorch", "bin"), input: damaged, run: |b| said(exercise::pytorch(b)) },
-    Target { name: "onnx", seeds: || files("onnx", "onnx"), input: damaged, run: onnx },
+    Target {
+        name: "onnx",
+        seeds: || [files("onnx", "onnx"), files("onnx_encoders", "onnx")].concat(),
+        input: damaged,
+        run: onnx,
+    },
     Target { name: "package", seeds: package_files, input: of_package, run: package },
     Target { name: "aimodel", seeds: || files("coreai", "mlirb"), input: damaged, run: asset },
     Target {

@@ -7,7 +7,6 @@ use super::norm::Norm;
 use super::projection::Projection;
 use crate::dtype::SourceDtype;
 use crate::error::{Result, SourceError};
-use crate::weight::SourceWeight;
 
 /// Decoder under assembly.
 struct Assembly<'a> {
@@ -185,9 +184,7 @@ fn add_missing_biases(decoder: &OnnxDecoder, weights: &mut Weights) -> Result<()
                 let (rows, _) = have[&format!("{name}.weight")];
                 let bias = format!("{name}.bias");
                 if !have.contains_key(&bias) {
-                    let weight = SourceWeight::from_values(&bias, &[rows], vec![0.0; rows as usize])?;
-                    let dtype = SourceDtype::F32;
-                    weights.push((bias.clone(), Constant { weight, dtype, is_float: true, bytes: 0, origin: bias }));
+                    weights.push((bias.clone(), Constant::zeros(&bias, &[rows])?));
                 }
             }
         }

@@ -41,6 +41,15 @@ pub(super) struct Constant {
     pub origin: String,
 }
 
+impl Constant {
+    /// Returns zeros, which no file holds.
+    pub fn zeros(name: &str, shape: &[u64]) -> Result<Self> {
+        let elements = shape.iter().product::<u64>() as usize;
+        let weight = SourceWeight::from_values(name, shape, vec![0.0; elements])?;
+        Ok(Constant { weight, dtype: SourceDtype::F32, is_float: true, bytes: 0, origin: name.to_owned() })
+    }
+}
+
 impl Network {
     /// Parses the model in a file.
     ///
@@ -91,6 +100,11 @@ impl Network {
     pub fn producer(&self, value: &str) -> Option<(&Node, usize, usize)> {
         let &(index, output) = self.producers.get(value)?;
         Some((&self.model.graph.nodes[index], index, output))
+    }
+
+    /// Returns the node of ONNX's own operator `op` that produces a value, before casts.
+    pub fn made_by<'a>(&'a self, value: &'a str, op: &str) -> Option<&'a Node> {
+        self.producer(self.behind_casts(value)).map(|(node, ..)| node).filter(|node| node.is(op))
     }
 
     /// Whether a value is an input of the graph.
@@ -331,8 +345,9 @@ impl Network {
     /// Returns the product of a matrix of codes with scales of its rows or columns; `None` if a factor depends on the
     /// inputs, or neither is codes.
     fn scaled(&self, node: &Node, steps: usize) -> Result<Option<Constant>> {
-        let factor = |index: usize| self.constant_within(node.input(index), steps - 1);
-        let (Some(a), Some(b)) = (factor(0)?, factor(1)?) else { return Ok(None) };
+        // one after the other: products of products would be followed twice at each step
+        let Some(a) = self.constant_within(node.input(0), steps - 1)? else { return Ok(None) };
+        let Some(b) = self.constant_within(node.input(1), steps - 1)? else { return Ok(None) };
         let is_code = |of: &Constant| !of.dtype.is_float() && of.is_float;
         let (codes, scales) = match (is_code(&a), is_code(&b)) {
             (true, false) => (a, b),

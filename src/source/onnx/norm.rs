@@ -107,19 +107,31 @@ impl Network {
         } else {
             return Ok(None);
         };
-        let Some((root, ..)) = self.producer(root).filter(|(node, ..)| node.is("Sqrt")) else { return Ok(None) };
-        let Some((sum, ..)) = self.producer(self.behind_casts(root.input(0))).filter(|(node, ..)| node.is("Add"))
-        else {
+        let Some(root) = self.made_by(root, "Sqrt") else { return Ok(None) };
+        let Some((mean, epsilon)) = self.plus_number(root.input(0))? else { return Ok(None) };
+        let Some(square) = self.mean_over_last(mean)? else { return Ok(None) };
+        if self.producer(self.behind_casts(square)).is_none() {
             return Ok(None);
-        };
-        let (mean, epsilon) = match (self.scalar(sum.input(1))?, self.scalar(sum.input(0))?) {
-            (Some(epsilon), _) => (sum.input(0), epsilon),
-            (None, Some(epsilon)) => (sum.input(1), epsilon),
-            (None, None) => return Ok(None),
-        };
-        let Some((mean, ..)) = self.producer(self.behind_casts(mean)).filter(|(node, ..)| node.is("ReduceMean")) else {
-            return Ok(None);
-        };
+        }
+        if self.squared(square)? != Some(self.behind_casts(input)) {
+            return Err(self.refuse_value(self.behind_casts(square), "it isn't the square of what is normed"));
+        }
+        Ok(Some((self.behind_casts(input), decimal(epsilon))))
+    }
+
+    /// Returns summand and number of the sum of a value and a constant number.
+    pub fn plus_number<'a>(&'a self, value: &'a str) -> Result<Option<(&'a str, f32)>> {
+        let Some(sum) = self.made_by(value, "Add") else { return Ok(None) };
+        Ok(match (self.scalar(sum.input(1))?, self.scalar(sum.input(0))?) {
+            (Some(number), _) => Some((sum.input(0), number)),
+            (None, Some(number)) => Some((sum.input(1), number)),
+            (None, None) => None,
+        })
+    }
+
+    /// Returns the value whose mean over the last dimension a value is, if it is a mean.
+    pub fn mean_over_last<'a>(&'a self, value: &'a str) -> Result<Option<&'a str>> {
+        let Some(mean) = self.made_by(value, "ReduceMean") else { return Ok(None) };
         let axes = match mean.ints("axes") {
             Some(axes) => Some(axes.to_vec()),
             None => self.integers(mean.input(1))?,
@@ -127,22 +139,18 @@ impl Network {
         if !matches!(axes.as_deref(), Some([-1 | 2 | 3])) || mean.int("keepdims").unwrap_or(1) != 1 {
             return Err(self.refuse(mean, "it isn't the mean over the last dimension"));
         }
-        let Some((square, ..)) = self.producer(self.behind_casts(mean.input(0))) else { return Ok(None) };
-        let is_square = if square.is("Pow") {
-            match self.stored(self.behind_casts(square.input(1))) {
-                Some(_) => {
-                    let whole = self.integers(square.input(1))?;
-                    whole == Some(vec![2]) || self.scalar(square.input(1))? == Some(2.0)
-                }
-                None => false,
-            }
-        } else {
-            square.is("Mul") && self.behind_casts(square.input(0)) == self.behind_casts(square.input(1))
-        };
-        if !is_square || self.behind_casts(square.input(0)) != self.behind_casts(input) {
-            return Err(self.refuse(square, "it isn't the square of what is normed"));
+        Ok(Some(mean.input(0)))
+    }
+
+    /// Returns the value whose square a value is, before casts.
+    pub fn squared<'a>(&'a self, value: &'a str) -> Result<Option<&'a str>> {
+        if let Some(power) = self.made_by(value, "Pow") {
+            let is_two = self.stored(self.behind_casts(power.input(1))).is_some()
+                && (self.integers(power.input(1))? == Some(vec![2]) || self.scalar(power.input(1))? == Some(2.0));
+            return Ok(is_two.then(|| self.behind_casts(power.input(0))));
         }
-        Ok(Some((self.behind_casts(input), decimal(epsilon))))
+        let product = self.made_by(value, "Mul").map(|node| [0, 1].map(|index| self.behind_casts(node.input(index))));
+        Ok(product.filter(|[a, b]| a == b).map(|[a, _]| a))
     }
 
     /// Returns the value before products with and quotients by one-element constants, and the product of those.

@@ -306,6 +306,24 @@ fn files_of_other_formats_are_refused() {
     assert!(refusal(no_logits).contains("has no output `logits`"));
 }
 
+/// A chain of products in which every one multiplies the one before by itself.
+#[test]
+fn products_of_products_are_followed_once() {
+    let text = |number: u64, text: &str| (number, Part::Bytes(text.into()));
+    let node = |op: &str, input: &str, output: &str| {
+        let fields = vec![text(1, input), text(1, input), text(2, output), text(4, op)];
+        (1, Part::Bytes(together(&fields)))
+    };
+    let value = |number: u64, name: &str| (number, Part::Bytes(together(&vec![text(1, name)])));
+    let mut graph = vec![value(11, "input_ids"), value(12, "last_hidden_state")];
+    let name = |step: usize| if step == 0 { "input_ids".to_owned() } else { format!("x{step}") };
+    graph.extend((0..200).map(|step| node("Mul", &name(step), &name(step + 1))));
+    graph.push(node("Add", &name(200), "last_hidden_state"));
+    let model = together(&vec![(7, Part::Bytes(together(&graph)))]);
+    let error = parse_encoder(MappedFile::from_bytes(&path(), model)).unwrap_err().to_string();
+    assert!(error.contains("hidden states of an encoder"), "{error}");
+}
+
 /// Parses any bytes without panics; returns whether they were accepted.
 fn read_or_refuse(bytes: Vec<u8>) -> bool {
     let Ok((decoder, tensors)) = parsed(bytes) else { return false };

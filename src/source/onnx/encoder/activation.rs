@@ -28,7 +28,7 @@ impl Network {
         let (mut constant, mut factors, mut left) = (1.0, Vec::new(), vec![value]);
         while let Some(value) = left.pop() {
             let value = self.behind_casts(value);
-            match self.producer(value).map(|(node, ..)| node).filter(|node| node.is("Mul")) {
+            match self.made_by(value, "Mul") {
                 Some(node) if factors.len() + left.len() < MOST_FACTORS => {
                     left.extend([node.input(0), node.input(1)]);
                 }
@@ -70,9 +70,7 @@ impl Network {
         }
         // tanh(sqrt(2 / pi) (x + 0.044715 x^3))
         let is_tanh = inner.is("Tanh") && near(factor, (2.0 / std::f64::consts::PI).sqrt());
-        let Some((sum, ..)) = self.producer(argument).filter(|(node, ..)| is_tanh && node.is("Add")) else {
-            return Ok(None);
-        };
+        let Some(sum) = self.made_by(argument, "Add").filter(|_| is_tanh) else { return Ok(None) };
         for (linear, cubic) in [(0, 1), (1, 0)] {
             let (power, factor) = self.behind_factors(sum.input(cubic))?;
             let is_cube = self.producer(power).is_some_and(|(node, ..)| {

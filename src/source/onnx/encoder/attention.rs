@@ -26,6 +26,8 @@ struct Heads<'a> {
     scale: f64,
 }
 
+/// Maximum number of values that a mask is made of.
+const MOST_VALUES: usize = 4096;
 /// Maximum number of operations that make a factor.
 const DEEPEST_FACTOR: usize = 12;
 
@@ -64,10 +66,6 @@ impl Network {
         }
         let heads = width / head_dim;
         Ok(EncoderAttention { query: query.projection, key: key.projection, value: value.projection, output, heads })
-    }
-
-    fn made_by<'a>(&'a self, value: &'a str, op: &str) -> Option<&'a Node> {
-        self.producer(self.behind_casts(value)).map(|(node, ..)| node).filter(|node| node.is(op))
     }
 
     /// Returns the product of queries and keys behind the softmax of a value, and the factor between them.
@@ -118,6 +116,9 @@ impl Network {
         while let Some(value) = left.pop() {
             if !seen.insert(value) || self.is_input(value) {
                 continue;
+            }
+            if seen.len() > MOST_VALUES {
+                return Ok(false);
             }
             if let Some((name, stored)) = self.stored(value) {
                 let tensor = self.tensor(name, stored, None)?;

@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 
 use super::layer_norm::LayerNorm;
-use super::zeros;
 use crate::error::Result;
 use crate::onnx::follow::Weights;
 use crate::onnx::model::Node;
@@ -27,7 +26,7 @@ impl EmbeddingSum<'_> {
         let types = match self.types {
             Some(types) => types,
             // graphs without token types add nothing
-            None => zeros("token_type_embeddings", &[1, self.words.weight.columns()])?,
+            None => Constant::zeros("token_type_embeddings", &[1, self.words.weight.columns()])?,
         };
         for (name, table) in [("word", self.words), ("position", self.positions), ("token_type", types)] {
             weights.push((format!("embeddings.{name}_embeddings.weight"), table));

@@ -37,15 +37,13 @@ impl Network {
         let Some(labels) = self.projection(logits)? else {
             return Err(self.refuse_value(logits, "it isn't a projection to labels"));
         };
-        let tanh = self.producer(self.behind_casts(labels.input)).map(|(node, ..)| node);
-        let Some(tanh) = tanh.filter(|node| node.is("Tanh")) else {
+        let Some(tanh) = self.made_by(labels.input, "Tanh") else {
             return Err(self.refuse_value(labels.input, "before the labels should be tanh, as in BERT and RoBERTa"));
         };
         let Some(dense) = self.projection(tanh.input(0))? else {
             return Err(self.refuse(tanh, "its input isn't a projection"));
         };
-        let first = self.producer(self.behind_casts(dense.input)).map(|(node, ..)| node);
-        let first = first.filter(|node| node.is("Gather") && node.int("axis") == Some(1));
+        let first = self.made_by(dense.input, "Gather").filter(|node| node.int("axis") == Some(1));
         match first {
             Some(node) if self.integers(node.input(1))?.as_deref() == Some(&[0]) => {
                 Ok(ClassifierHead { dense, labels, hidden: self.behind_casts(node.input(0)) })

@@ -48,9 +48,6 @@ impl Network {
 
     /// Returns a norm expressed as `Add(Mul(Div(Sub(x, mean), Sqrt(Add(variance, epsilon))), weight), bias)`.
     fn layer_norm_of_small_steps<'a>(&'a self, node: &'a Node) -> Result<Option<LayerNorm<'a>>> {
-        let made_by = |value: &'a str, op: &str| {
-            self.producer(self.behind_casts(value)).map(|(node, ..)| node).filter(|node| node.is(op))
-        };
         let with_constant = |node: &'a Node| -> Result<Option<(&'a str, Constant)>> {
             for (of, constant) in [(0, 1), (1, 0)] {
                 if let Some(constant) = self.vector(node.input(constant))? {
@@ -60,42 +57,22 @@ impl Network {
             Ok(None)
         };
         let Some((scaled, bias)) = with_constant(node)? else { return Ok(None) };
-        let Some(scaled) = made_by(scaled, "Mul") else { return Ok(None) };
+        let Some(scaled) = self.made_by(scaled, "Mul") else { return Ok(None) };
         let Some((normed, weight)) = with_constant(scaled)? else { return Ok(None) };
-        let Some(normed) = made_by(normed, "Div") else { return Ok(None) };
-        let (Some(centred), Some(root)) = (made_by(normed.input(0), "Sub"), made_by(normed.input(1), "Sqrt")) else {
-            return Ok(None);
-        };
-        let Some(sum) = made_by(root.input(0), "Add") else { return Ok(None) };
-        let (variance, epsilon) = match (self.scalar(sum.input(1))?, self.scalar(sum.input(0))?) {
-            (Some(epsilon), _) => (sum.input(0), epsilon),
-            (None, Some(epsilon)) => (sum.input(1), epsilon),
-            (None, None) => return Ok(None),
-        };
-        let input = self.behind_casts(centred.input(0));
-        let is_mean_of = |mean: Option<&'a Node>, of: &dyn Fn(&'a str) -> bool| -> Result<bool> {
-            let Some(mean) = mean else { return Ok(false) };
-            let axes = match mean.ints("axes") {
-                Some(axes) => Some(axes.to_vec()),
-                None => self.integers(mean.input(1))?,
-            };
-            Ok(matches!(axes.as_deref(), Some([-1 | 2])) && of(mean.input(0)))
-        };
-        let is_input = |value: &'a str| self.behind_casts(value) == input;
+        let Some(normed) = self.made_by(normed, "Div") else { return Ok(None) };
+        let Some(centred) = self.made_by(normed.input(0), "Sub") else { return Ok(None) };
+        let Some(root) = self.made_by(normed.input(1), "Sqrt") else { return Ok(None) };
+        let Some((variance, epsilon)) = self.plus_number(root.input(0))? else { return Ok(None) };
+        let [input, mean] = [0, 1].map(|index| self.behind_casts(centred.input(index)));
+        let Some(square) = self.mean_over_last(variance)? else { return Ok(None) };
         // exporters compute the difference once, or twice
-        let is_difference = |value: &'a str| {
-            made_by(value, "Sub").is_some_and(|other| {
-                is_input(other.input(0)) && self.behind_casts(other.input(1)) == self.behind_casts(centred.input(1))
-            })
+        let difference = match self.squared(square)? {
+            Some(difference) => self.made_by(difference, "Sub"),
+            None => None,
         };
-        let is_square = |value: &'a str| {
-            made_by(value, "Pow").is_some_and(|square| {
-                is_difference(square.input(0)) && matches!(self.scalar(square.input(1)), Ok(Some(2.0)))
-            }) || made_by(value, "Mul")
-                .is_some_and(|square| is_difference(square.input(0)) && is_difference(square.input(1)))
-        };
-        let is_norm = is_mean_of(made_by(centred.input(1), "ReduceMean"), &is_input)?
-            && is_mean_of(made_by(variance, "ReduceMean"), &is_square)?;
+        let is_same = |other: &Node| [0, 1].map(|index| self.behind_casts(other.input(index))) == [input, mean];
+        let of_input = self.mean_over_last(mean)?.is_some_and(|of| self.behind_casts(of) == input);
+        let is_norm = of_input && difference.is_some_and(is_same);
         Ok(is_norm.then(|| LayerNorm { input, weight, bias, epsilon: decimal(epsilon) }))
     }
 
