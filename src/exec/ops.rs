@@ -150,6 +150,12 @@ pub(crate) mod testing {
         Value::Tensor(Arc::new(Tensor::new(shape, values.to_vec())))
     }
 
+    /// Floats that count from 0.
+    pub fn counted(shape: &[usize]) -> Value {
+        let count: usize = shape.iter().product();
+        f(shape, &(0..count).map(|v| v as f32).collect::<Vec<_>>())
+    }
+
     /// Integers.
     pub fn i(shape: &[usize], values: &[i32]) -> Value {
         Value::Tensor(Arc::new(Tensor::new(shape, values.to_vec())))

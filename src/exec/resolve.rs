@@ -147,6 +147,16 @@ impl<'a> Resolver<'a> {
         }
     }
 
+    /// Constant sizes, `N` of them.
+    pub fn sizes<const N: usize>(&self, parameter: &str) -> Result<[usize; N], String> {
+        let numbers = self.known_integers(parameter)?.ok_or_else(|| format!("parameter `{parameter}` is missing"))?;
+        let sizes: Option<Vec<usize>> =
+            numbers.iter().map(|n| usize::try_from(*n).ok().filter(|n| *n < 1 << 31)).collect();
+        let sizes = sizes.and_then(|sizes| <[usize; N]>::try_from(sizes).ok());
+        let count = if N == 2 { "two".to_owned() } else { N.to_string() };
+        sizes.ok_or_else(|| format!("`{parameter}` is {numbers:?}; expected {count} sizes"))
+    }
+
     /// Constant tensor, if the parameter is present.
     pub fn known_tensor(&self, parameter: &str) -> Result<Option<Arc<Tensor>>, String> {
         Ok(self.constant_tensor(parameter)?.cloned())

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::resize::Grid;
+use super::resize::{Grid, MAX_ELEMENTS, Source, check_size, floats_of, images};
 use super::{Row, computing, make_like, moving};
 use crate::kernel::{Call, Input, Integers, Kernel};
 use crate::pool::Pool;
@@ -13,7 +13,7 @@ use crate::tensor::{TensorData, axis_index, strides};
 /// Rows of the table for ops that move elements.
 pub(super) const ROWS: &[Row] = moving! {
     "batch_to_space" => |op| {
-        let (block, edges) = (sizes(op, "block_shape")?, sizes(op, "crops")?);
+        let (block, edges) = (op.sizes("block_shape")?, op.sizes("crops")?);
         Ok(Arc::new(BatchToSpace { x: op.input("x")?, block, crops: edges }))
     },
     "reverse_sequence" => |op| {
@@ -22,7 +22,7 @@ pub(super) const ROWS: &[Row] = moving! {
         Ok(Arc::new(ReverseSequence { x: op.input("x")?, lengths: op.integers("lengths")?, axes }))
     },
     "space_to_batch" => |op| {
-        let (block, edges) = (sizes(op, "block_shape")?, sizes(op, "paddings")?);
+        let (block, edges) = (op.sizes("block_shape")?, op.sizes("paddings")?);
         Ok(Arc::new(SpaceToBatch { x: op.input("x")?, block, paddings: edges }))
     },
 };
@@ -57,17 +57,6 @@ pub(super) const CROPPED: &[Row] = computing! {
         }))
     },
 };
-
-/// Constant sizes: two, or two for each of two axes.
-fn sizes<const N: usize>(op: &Resolver<'_>, parameter: &str) -> Result<[usize; N], String> {
-    let numbers = op.known_integers(parameter)?.ok_or_else(|| format!("parameter `{parameter}` is missing"))?;
-    let sizes: Option<Vec<usize>> = numbers.iter().map(|n| usize::try_from(*n).ok().filter(|n| *n < 1 << 31)).collect();
-    let sizes = sizes.and_then(|sizes| <[usize; N]>::try_from(sizes).ok());
-    sizes.ok_or_else(|| format!("`{parameter}` is {numbers:?}; expected {N} sizes"))
-}
-
-/// Maximum number of elements of a padded image.
-const MAX_ELEMENTS: usize = 1 << 28;
 
 /// Moves blocks of space to the batch, after padding with zeros. The position in a block is the outermost.
 struct SpaceToBatch {
@@ -218,7 +207,7 @@ impl CropResize {
 
 impl Kernel for CropResize {
     fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
-        let [batch, channels, height, width] = super::resize::images(call.tensor(self.x)?)?;
+        let [batch, channels, height, width] = images(call.tensor(self.x)?)?;
         let values = call.floats(self.x)?;
         let shape = &call.tensor(self.boxes)?.shape;
         let (count, numbers, old) = match shape[..] {
@@ -226,7 +215,7 @@ impl Kernel for CropResize {
             [count, 1, numbers @ (4 | 5), 1, 1] => (count, numbers, true),
             _ => return Err(format!("`{}` has shape {shape:?}; expected [N, 4] or [N, 1, 4, 1, 1]", self.boxes.name)),
         };
-        let boxes = super::resize::floats_of(call.tensor(self.boxes)?);
+        let boxes = floats_of(call.tensor(self.boxes)?);
         // a box without an image is cropped from all of them in the older form
         let every = old && numbers == 4;
         let images: Vec<usize> = match &self.images {
@@ -246,8 +235,8 @@ impl Kernel for CropResize {
             true => vec![count, per_box, channels, rows, columns],
             false => vec![count, channels, rows, columns],
         };
-        super::resize::check_size(&shape)?;
-        let source = super::resize::Source::constant(self.padding);
+        check_size(&shape)?;
+        let source = Source::constant(self.padding);
         // positions beyond the centers of the outer elements have the padding's value alone
         let inside = |at: f32, size: usize| if at < 0.0 || at > size as f32 - 1.0 { f32::NEG_INFINITY } else { at };
         let result = pool.make(&shape, |out: &mut Vec<f32>| {
@@ -271,13 +260,7 @@ impl Kernel for CropResize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{NamedValues, assert_close, b, f, i, run, s, try_run};
-    use crate::value::Value;
-
-    fn counted(shape: &[usize]) -> Value {
-        let count: usize = shape.iter().product();
-        f(shape, &(0..count).map(|v| v as f32).collect::<Vec<_>>())
-    }
+    use super::super::testing::{NamedValues, assert_close, b, counted, f, i, run, s, try_run};
 
     #[test]
     fn space_becomes_a_batch_and_back() {

@@ -305,13 +305,7 @@ pub(super) fn for_each_overlap(axes: &[Axis], mut visit: impl FnMut(Option<usize
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{assert_close, f, i, run, s, try_run};
-    use crate::value::Value;
-
-    fn counted(shape: &[usize]) -> Value {
-        let count: usize = shape.iter().product();
-        f(shape, &(0..count).map(|v| v as f32).collect::<Vec<_>>())
-    }
+    use super::super::testing::{assert_close, counted, f, i, run, s, try_run};
 
     #[test]
     fn a_kernel_of_one_mixes_channels() {

@@ -330,15 +330,10 @@ fn combine(data: &mut Tensor, updates: &Tensor, starts: &[usize], block: usize, 
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{assert_close, b, f, i, run, s, try_run};
+    use super::super::testing::{assert_close, b, counted, f, i, run, s, try_run};
     use super::*;
     use crate::weight::LoadedWeight;
     use anec_kernels::weight::{Elements, Scales};
-
-    fn counted(shape: &[usize]) -> Value {
-        let count: usize = shape.iter().product();
-        f(shape, &(0..count).map(|v| v as f32).collect::<Vec<_>>())
-    }
 
     #[test]
     fn rows_and_columns_are_gathered() {

@@ -11,7 +11,7 @@ use crate::tensor::{Dims, Tensor, TensorData};
 
 /// Rows of the table for ops that move elements.
 pub(super) const ROWS: &[Row] = moving! {
-    "crop" => |op| Ok(Arc::new(Crop { x: op.input("x")?, cut: [pair(op, "crop_height")?, pair(op, "crop_width")?] })),
+    "crop" => |op| Ok(Arc::new(Crop { x: op.input("x")?, cut: [op.sizes("crop_height")?, op.sizes("crop_width")?] })),
     "resize_nearest_neighbor" => |op| Ok(Arc::new(Resize {
         x: op.input("x")?,
         target: target(op)?,
@@ -107,13 +107,6 @@ fn size(op: &Resolver<'_>, parameter: &str) -> Result<usize, String> {
     usize::try_from(size).map_err(|_| format!("`{parameter}` is {size}"))
 }
 
-fn pair(op: &Resolver<'_>, parameter: &str) -> Result<[usize; 2], String> {
-    let numbers = op.known_integers(parameter)?.ok_or_else(|| format!("parameter `{parameter}` is missing"))?;
-    let sizes: Option<Vec<usize>> = numbers.iter().map(|n| usize::try_from(*n).ok()).collect();
-    let sizes = sizes.and_then(|sizes| <[usize; 2]>::try_from(sizes).ok());
-    sizes.ok_or_else(|| format!("`{parameter}` is {numbers:?}; expected two sizes"))
-}
-
 fn target(op: &Resolver<'_>) -> Result<Target, String> {
     Ok(Target::Sizes([size(op, "target_size_height")?, size(op, "target_size_width")?]))
 }
@@ -183,9 +176,7 @@ impl Grid {
         };
         position.clamp(0.0, last)
     }
-}
 
-impl Grid {
     /// Position between `start` and `end` for a result of `count`, where the end is the last element.
     pub fn between(self, start: f32, end: f32, i: usize, count: usize) -> f32 {
         let (at, span) = (i as f32, end - start);
@@ -312,7 +303,7 @@ pub(super) fn floats_of(x: &Tensor) -> Vec<f32> {
 }
 
 /// Maximum number of elements of a scaled image.
-const MAX_ELEMENTS: usize = 1 << 28;
+pub(super) const MAX_ELEMENTS: usize = 1 << 28;
 /// Maximum size of an axis of a scaled image.
 const MAX_SIZE: usize = 1 << 24;
 
@@ -558,13 +549,8 @@ impl Kernel for Affine {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{NamedValues, assert_close, b, f, i, run, s, try_run};
+    use super::super::testing::{NamedValues, assert_close, b, counted, f, i, run, s, try_run};
     use crate::value::Value;
-
-    fn counted(shape: &[usize]) -> Value {
-        let count: usize = shape.iter().product();
-        f(shape, &(0..count).map(|v| v as f32).collect::<Vec<_>>())
-    }
 
     #[test]
     fn the_nearest_element_fills_a_scaled_image() {

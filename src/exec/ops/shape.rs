@@ -275,12 +275,7 @@ impl Kernel for ShapeOf {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{assert_close, f, i, run, try_run};
-
-    fn counted(shape: &[usize]) -> crate::value::Value {
-        let count: usize = shape.iter().product();
-        f(shape, &(0..count).map(|v| v as f32).collect::<Vec<_>>())
-    }
+    use super::super::testing::{assert_close, counted, i, run, try_run};
 
     #[test]
     fn reshape_keeps_and_infers_dimensions() {

@@ -461,14 +461,9 @@ fn pad_axis<T: Copy>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{assert_close, b, f, i, results, run, s, try_run};
+    use super::super::testing::{assert_close, b, counted, f, i, results, run, s, try_run};
     use crate::value::Value;
     use anec_mil::DataType;
-
-    fn counted(shape: &[usize]) -> Value {
-        let count: usize = shape.iter().product();
-        f(shape, &(0..count).map(|v| v as f32).collect::<Vec<_>>())
-    }
 
     #[test]
     fn slices_follow_pythons_rules() {

@@ -204,13 +204,8 @@ fn gather_window(plane: &[f32], axes: &[Axis], first: &[usize], steps: &[usize],
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{assert_close, b, f, i, run, s};
+    use super::super::testing::{assert_close, b, counted, f, i, run, s};
     use crate::value::Value;
-
-    fn counted(shape: &[usize]) -> Value {
-        let count: usize = shape.iter().product();
-        f(shape, &(0..count).map(|v| v as f32).collect::<Vec<_>>())
-    }
 
     #[test]
     fn channels_become_blocks_and_back() {
