@@ -25,7 +25,7 @@ use hashbrown::HashSet;
 use super::ir::{Block, Function, Program};
 use super::names;
 
-pub use infer::{infer_known_types, infer_types, inference_problems};
+pub use infer::{infer_known_types, infer_types, not_inferred};
 
 /// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,9 +4,9 @@
 //! or independent of each other, such as height and width.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use anec_mil::verify::inference_problems;
+use anec_mil::verify::not_inferred;
 use anec_mil::{Dim, Function, Symbol, SymbolRange, ValueType};
 
 /// Maximum number of dimensions that are told apart.
@@ -27,8 +27,8 @@ pub(super) fn separate(function: &mut Function) {
     if places.len() < 2 || places.len() > MAX_PLACES {
         return;
     }
-    let known: BTreeSet<String> = inference_problems(function).into_iter().map(|(op, _)| op).collect();
-    let fits = |candidate: &Function| inference_problems(candidate).iter().all(|(op, _)| known.contains(op));
+    let known = not_inferred(function);
+    let fits = |candidate: &Function| not_inferred(candidate).is_subset(&known);
     let finest = with_groups(function, &places, &(0..places.len()).collect::<Vec<_>>());
     if fits(&finest) {
         *function = finest;
@@ -107,6 +107,8 @@ fn fresh(function: &Function) -> Symbol {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use anec_mil::text;
 

@@ -1,5 +1,7 @@
 //! Type inference of functions.
 
+use std::collections::BTreeSet;
+
 use crate::catalogue::{self, Arguments};
 use crate::error::MilError;
 use crate::ir::{Block, Function, Op};
@@ -28,19 +30,19 @@ pub fn infer_known_types(function: &Function) -> Function {
     inferred
 }
 
-/// Ops whose types can't be inferred from those of the inputs, with what is wrong; others take their declared types.
-pub fn inference_problems(function: &Function) -> Vec<(String, MilError)> {
+/// Names of ops whose types can't be inferred from those of the inputs; others take their declared types.
+pub fn not_inferred(function: &Function) -> BTreeSet<String> {
     let mut inferred = function.clone();
     let block = std::mem::take(&mut inferred.block);
-    let mut problems = Vec::new();
+    let mut ops = BTreeSet::new();
     // the callback never fails
     let _ = infer_block(&mut inferred, &block, &mut |error| {
-        if let MilError::Op { op, .. } = &error {
-            problems.push((op.clone(), error));
+        if let MilError::Op { op, .. } = error {
+            ops.insert(op);
         }
         Ok(())
     });
-    problems
+    ops
 }
 
 /// Handler for an op whose types can't be inferred.
