@@ -36,14 +36,8 @@ impl Input {
     /// # Errors
     /// If the manifest can't be read or is invalid.
     pub fn manifest(&self) -> Result<Manifest> {
-        // a manifest is a YAML file or the name of a built-in one; all else is a source
-        let model = self.model.as_ref();
-        let named = model.and_then(|model| model.to_str()).filter(|model| {
-            let is_yaml =
-                Path::new(model).extension().is_some_and(|extension| extension == "yaml" || extension == "yml");
-            is_yaml || builtin_model(model).is_some()
-        });
-        let source = self.source.as_ref().or(model.filter(|_| named.is_none()));
+        let named = self.model.as_ref().and_then(|model| model.to_str()).filter(|model| names_manifest(model));
+        let source = self.source.as_ref().or(self.model.as_ref().filter(|_| named.is_none()));
         let mut manifest = match self.manifest.as_deref().or(named) {
             Some(name) => Manifest::open(name, &self.sets)?,
             None => Manifest::from_yaml("", "of the command line", &self.sets)?,
@@ -63,4 +57,10 @@ impl Input {
         }
         Ok(manifest)
     }
+}
+
+/// Whether an argument names a manifest, a YAML file or a built-in one; all else is a source.
+fn names_manifest(model: &str) -> bool {
+    let extension = Path::new(model).extension();
+    extension.is_some_and(|extension| extension == "yaml" || extension == "yml") || builtin_model(model).is_some()
 }

@@ -183,9 +183,10 @@ impl Checkpoint {
             ("_utils._rebuild_parameter" | "_utils._rebuild_parameter_with_state", [data, ..]) => self.view(data),
             (
                 "_utils._rebuild_tensor_v2" | "_utils._rebuild_tensor_v3",
-                [storage, offset, shape, strides, rest @ ..],
+                [stored_in, offset, shape, strides, rest @ ..],
             ) => {
-                let (key, stored) = self.storage(storage).ok_or("its storage isn't described as PyTorch does")?;
+                let (key, stored) =
+                    storage(&self.pickle, stored_in).ok_or("its storage isn't described as PyTorch does")?;
                 // the third version gives its type; storages are bytes
                 let dtype = match (function, rest) {
                     ("_utils._rebuild_tensor_v3", [_, _, Value::Global(dtype), ..]) => dtype.strip_prefix("torch."),
@@ -203,11 +204,6 @@ impl Checkpoint {
             }
             _ => Err(format!("it is made by torch.{function}, which isn't a plain tensor")),
         }
-    }
-
-    /// Key and type of a storage.
-    fn storage(&self, value: &Value) -> Option<(&str, &str)> {
-        storage(&self.pickle, value)
     }
 
     fn tensor(&self, name: &str, view: View, file: &Arc<MappedFile>) -> Result<SourceTensor> {

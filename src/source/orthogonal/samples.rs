@@ -52,13 +52,10 @@ impl TensorSample {
 
     /// Returns the `count` pieces of largest norm, of `width` elements, of rows of `size`.
     pub(super) fn of(rows: &[f32], size: usize, width: usize, count: usize) -> Self {
-        let norm = |piece: &[f32]| piece.iter().map(|value| value * value).sum::<f32>();
-        let norms: Vec<f32> = rows.chunks_exact(width).map(norm).collect();
-        let mut order: Vec<usize> = (0..norms.len()).collect();
-        order.sort_by(|a, b| norms[*b].total_cmp(&norms[*a]));
-        order.truncate(count);
+        let norm = |piece: &[f32]| f64::from(piece.iter().map(|value| value * value).sum::<f32>());
+        let norms: Vec<f64> = rows.chunks_exact(width).map(norm).collect();
         let mut blocks: Vec<Pieces> = (0..size / width).map(|_| Pieces::default()).collect();
-        for (place, index) in order.into_iter().enumerate() {
+        for (place, index) in largest(&norms, count).into_iter().enumerate() {
             let block = &mut blocks[index % (size / width)];
             block.values.extend_from_slice(&rows[index * width..][..width]);
             if place < count.div_ceil(LEADING) {
