@@ -144,7 +144,7 @@ impl CodedWeight {
         values: &mut Vec<f32>,
         work: impl FnOnce(ArrayView2<'_, f32>, &[Grid<'_>]) -> R,
     ) -> Result<R> {
-        self.prepare()?;
+        self.prepare(false)?;
         let (columns, weight) = (self.reader.columns().max(1), &self.reader.weight);
         values.resize((rows.end - rows.start) as usize * columns, 0.0);
         let at_a_time = self.blocks.elements() as usize / columns;
@@ -176,9 +176,10 @@ impl CodedWeight {
         self.measures.clone()
     }
 
-    fn prepare(&self) -> Result<()> {
+    /// Makes the passes that must precede reads. `keep` keeps values that are slow to compute for a read of all codes.
+    fn prepare(&self, keep: bool) -> Result<()> {
         match &self.grids {
-            Grids::Steps(scales) => scales.prepare(&self.reader, self.blocks),
+            Grids::Steps(scales) => scales.prepare(&self.reader, self.blocks, keep),
             Grids::Levels(palettes) => palettes.known(&self.reader, self.blocks).map(|_| ()),
         }
     }
@@ -296,14 +297,16 @@ impl Content for Codes {
     }
 
     fn prepare(&self) -> Result<()> {
-        self.0.prepare()
+        // what the pass keeps is read right after it, so that no more than a few weights are kept at once
+        let is_one = matches!(&self.0.grids, Grids::Steps(scales) if scales.is_one());
+        if is_one && self.0.reader.keeps() { Ok(()) } else { self.0.prepare(false) }
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         let own = &self.0;
         let weight = &own.reader.weight;
         let first = first_block(weight, self.length(), self.granule(), offset, out.len())?;
-        own.prepare()?;
+        own.prepare(true)?;
         out.par_chunks_mut(self.granule().max(1) as usize)
             .enumerate()
             .with_min_len(own.blocks.at_a_time())

@@ -27,6 +27,7 @@
 //! | `layout` | parts of a weight in each number format, and their sizes |
 //! | [`scales`] | symmetric integers with a scale per tensor, channel or block |
 //! | [`palette`] | palettes per tensor or per group of rows |
+//! | `tensor_pass` | pass over a tensor that finds its scale |
 //! | `clip` | clipping range of a per-tensor scale |
 //! | [`cluster`] | exact one-dimensional k-means |
 //! | `rounding` | rounding of values to codes |
@@ -55,6 +56,7 @@ pub mod palette;
 mod reader;
 mod rounding;
 pub mod scales;
+mod tensor_pass;
 
 pub use chosen::{ChosenCodes, ReadCodes};
 pub use clip::Inputs;

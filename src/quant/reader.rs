@@ -1,6 +1,8 @@
 //! Reader of a weight's rows that refuses values which no format can hold.
 
+use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use super::fp16::{LARGEST, overflow};
 use anec_base::Result;
@@ -12,11 +14,29 @@ use anec_source::SourceWeight;
 pub(crate) struct RowReader {
     pub(crate) weight: SourceWeight,
     overflow: Overflow,
+    /// Values by their first row that a pass kept for the next, if nothing else keeps them and they are slow to compute.
+    kept: Option<Mutex<HashMap<u64, Vec<f32>>>>,
 }
+
+/// Maximum number of elements of a weight whose values are kept between two passes.
+const MOST_KEPT: u64 = 1 << 26;
 
 impl RowReader {
     pub(crate) fn new(weight: SourceWeight, overflow: Overflow) -> Self {
-        RowReader { weight, overflow }
+        let keeps = weight.has_product() && !weight.holds_product() && weight.elements() <= MOST_KEPT;
+        RowReader { weight, overflow, kept: keeps.then(Mutex::default) }
+    }
+
+    /// Whether values of a pass are kept for the next one, here or by the weight.
+    pub(crate) fn keeps(&self) -> bool {
+        self.kept.is_some() || self.weight.holds_product()
+    }
+
+    /// Keeps rows that were read for the next [`load`](Self::load) of the same rows, if they are slow to compute.
+    pub(crate) fn keep(&self, first_row: u64, values: &mut Vec<f32>) {
+        if let Some(kept) = &self.kept {
+            kept.lock().unwrap_or_else(PoisonError::into_inner).insert(first_row, std::mem::take(values));
+        }
     }
 
     pub(crate) fn columns(&self) -> usize {
@@ -24,7 +44,13 @@ impl RowReader {
     }
 
     pub(crate) fn load(&self, rows: Range<u64>, values: &mut Vec<f32>) -> Result<()> {
-        values.resize((rows.end - rows.start) as usize * self.columns(), 0.0);
+        let count = (rows.end - rows.start) as usize * self.columns();
+        let kept = self.kept.as_ref().map(|kept| kept.lock().unwrap_or_else(PoisonError::into_inner));
+        if let Some(kept) = kept.and_then(|mut kept| kept.remove(&rows.start)).filter(|kept| kept.len() == count) {
+            *values = kept;
+            return Ok(());
+        }
+        values.resize(count, 0.0);
         Ok(self.weight.read_rows(rows.start, values)?)
     }
 

@@ -11,8 +11,7 @@
 //! - if all values are zero, the scale is 1 (every q is 0);
 //! - a largest magnitude below `most * 2^-14` gets the smallest normal fp16, 2^-14, and fewer steps.
 
-use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use half::f16;
 use rayon::prelude::*;
@@ -23,6 +22,7 @@ use super::fp16::LARGEST;
 use super::layout::WeightLayout;
 use super::reader::RowReader;
 use super::rounding::Grid;
+use super::tensor_pass::{TensorPass, TensorScale};
 use anec_base::Result;
 use anec_kernels::quantize;
 use anec_manifest::Granularity;
@@ -38,19 +38,12 @@ pub(crate) struct BlockScales {
 }
 
 enum Known {
-    /// One scale for the tensor. With column weights the scale may clip; without, it is that of the largest magnitude.
-    Tensor(OnceLock<TensorScale>, Option<ColumnWeights>),
+    /// One scale for the tensor.
+    Tensor(TensorPass),
     /// fp16 bits by row and block; 0 (not a valid scale) marks a scale that isn't computed yet.
     Each(Vec<AtomicU16>),
     /// Scales chosen beforehand.
     Fixed(Vec<f16>),
-}
-
-#[derive(Clone, Copy)]
-struct TensorScale {
-    scale: f16,
-    /// Largest magnitude of the tensor.
-    largest: f32,
 }
 
 impl BlockScales {
@@ -63,7 +56,7 @@ impl BlockScales {
         let weights = |inputs| ColumnWeights::of(inputs, columns).filter(|_| range[0] == -range[1]);
         let (block, known) = match layout.granularity {
             Granularity::PerTensor | Granularity::Group(_) => {
-                (columns, Known::Tensor(OnceLock::new(), weights(inputs)))
+                (columns, Known::Tensor(TensorPass::new(weights(inputs))))
             }
             Granularity::PerChannel => (columns, each(layout.rows)),
             Granularity::Block(block) => (block as usize, each(layout.rows * layout.columns / block)),
@@ -88,18 +81,15 @@ impl BlockScales {
         Grid::Steps { scales, block: self.block, range: self.range }
     }
 
-    /// Computes the scale of the whole tensor, in a pass over all its values; must precede all reads. Two threads may
-    /// both make the pass: waiting here could deadlock, because a waiting thread of the pool may be needed for the
-    /// other's work.
-    pub(crate) fn prepare(&self, reader: &RowReader, blocks: Blocks) -> Result<()> {
-        let Known::Tensor(known, weights) = &self.known else { return Ok(()) };
-        if known.get().is_some() {
-            return Ok(());
-        }
-        let (largest, tail) = largest(reader, blocks, weights.as_ref())?;
-        let end = tail.map_or(largest, |tail| tail.end(largest, self.range[1]));
-        known.get_or_init(|| TensorScale { scale: scale_for(end, self.range[1]), largest });
-        Ok(())
+    /// Computes the scale of the whole tensor, in a pass over all its values; must precede all reads. `keep` keeps
+    /// values that are slow to compute for the next pass.
+    pub(crate) fn prepare(&self, reader: &RowReader, blocks: Blocks, keep: bool) -> Result<()> {
+        let Known::Tensor(pass) = &self.known else { return Ok(()) };
+        let scale = |largest, tail: Option<&Tail>| {
+            let end = tail.map_or(largest, |tail| tail.end(largest, self.range[1]));
+            scale_for(end, self.range[1])
+        };
+        pass.make(reader, blocks, keep, scale)
     }
 
     /// Computes the scales of rows that were read. Returns the largest magnitude of the rows, or of the tensor if the
@@ -113,8 +103,8 @@ impl BlockScales {
     ) -> Result<f32> {
         scales.clear();
         let known = match &self.known {
-            Known::Tensor(known, _) => {
-                let TensorScale { scale, largest } = known.get().copied().unwrap_or(TensorScale {
+            Known::Tensor(pass) => {
+                let TensorScale { scale, largest } = pass.scale().unwrap_or(TensorScale {
                     scale: scale_for(reader.largest(first_row, values)?, self.range[1]),
                     largest: 0.0,
                 });
@@ -154,10 +144,10 @@ impl BlockScales {
 
     /// Writes scales from `first` on to `out`, computing those that no read of the integers has computed yet.
     pub(crate) fn read(&self, reader: &RowReader, blocks: Blocks, first: usize, out: &mut [u8]) -> Result<()> {
-        self.prepare(reader, blocks)?;
+        self.prepare(reader, blocks, true)?;
         let known = match &self.known {
-            Known::Tensor(known, _) => {
-                if let (Some(known), [_, ..]) = (known.get(), &*out) {
+            Known::Tensor(pass) => {
+                if let (Some(known), [_, ..]) = (pass.scale(), &*out) {
                     out.copy_from_slice(&known.scale.to_le_bytes());
                 }
                 return Ok(());
@@ -188,30 +178,6 @@ impl BlockScales {
         }
         Ok(())
     }
-}
-
-/// Returns the largest magnitude of a weight and, if columns are weighted, the histogram near it. Releases the weight.
-fn largest(reader: &RowReader, blocks: Blocks, weights: Option<&ColumnWeights>) -> Result<(f32, Option<Tail>)> {
-    let most = AtomicU32::new(0);
-    let tails = Mutex::new(weights.map(Tail::new));
-    (0..blocks.count()).into_par_iter().try_for_each_init(
-        || (Vec::new(), Vec::new()),
-        |(values, found), block| {
-            reader.load(blocks.rows(block), values)?;
-            let own = reader.largest(blocks.rows(block).start, values)?.to_bits();
-            // magnitudes are ordered like their bits
-            let most = f32::from_bits(most.fetch_max(own, Ordering::Relaxed).max(own));
-            if let Some(weights) = weights {
-                found.clear();
-                weights.near(values, most, found);
-                let mut tails = tails.lock().unwrap_or_else(PoisonError::into_inner);
-                tails.iter_mut().for_each(|tail| tail.add(values.len(), found));
-            }
-            Ok::<_, anec_base::Error>(())
-        },
-    )?;
-    reader.weight.release(0..reader.weight.elements());
-    Ok((f32::from_bits(most.into_inner()), tails.into_inner().unwrap_or_else(PoisonError::into_inner)))
 }
 
 /// Returns the scale of least squared error among those that map the largest magnitude to `most` to `most` + 3 steps.

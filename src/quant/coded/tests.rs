@@ -1,6 +1,7 @@
 use super::*;
 use anec_manifest::{Granularity, Int8Op, WeightFormat};
 use anec_mil::DataType;
+use anec_source::SquareMatrix;
 
 fn weight(rows: u64, columns: u64, value: impl Fn(u64, u64) -> f32) -> SourceWeight {
     let values = (0..rows * columns).map(|i| value(i / columns, i % columns)).collect();
@@ -303,6 +304,82 @@ fn levels_go_where_the_inputs_are_large() {
         // moments of another width, or all zero, have no effect
         for moments in [&moments[1..], &[0.0; 64]] {
             assert_eq!(halves(make(Inputs::Moments(moments)).palette()), halves(alike.palette()));
+        }
+    }
+}
+
+/// Matrix that exchanges neighbours, counts the elements that it multiplied, and lets other threads go on meanwhile.
+struct Exchange(std::sync::atomic::AtomicUsize);
+
+impl SquareMatrix for Exchange {
+    fn size(&self) -> u64 {
+        64
+    }
+
+    fn name(&self) -> String {
+        "exchange".into()
+    }
+
+    fn multiply_rows(&self, rows: &mut [f32]) -> anec_source::Result<()> {
+        self.0.fetch_add(rows.len(), std::sync::atomic::Ordering::Relaxed);
+        std::thread::sleep(std::time::Duration::from_micros(50));
+        rows.chunks_exact_mut(2).for_each(|pair| pair.swap(0, 1));
+        Ok(())
+    }
+
+    fn multiply_columns(&self, matrix: &mut [f32], columns: usize) -> anec_source::Result<()> {
+        self.0.fetch_add(matrix.len(), std::sync::atomic::Ordering::Relaxed);
+        matrix.chunks_exact_mut(2 * columns).for_each(|pair| {
+            let (first, second) = pair.split_at_mut(columns);
+            first.swap_with_slice(second);
+        });
+        Ok(())
+    }
+}
+
+/// Scale and codes of a rotated tensor need one product, also if many threads read pieces out of order; in other
+/// formats and in a second read the codes are the same.
+#[test]
+fn products_are_computed_once_for_scale_and_codes() {
+    use std::sync::atomic::Ordering::Relaxed;
+    type Make = fn(&SourceWeight, &Arc<dyn SquareMatrix>) -> anec_source::Result<SourceWeight>;
+    let makes: [(&str, [u64; 2], Make); 2] = [
+        ("rows", [3000, 64], |weight, matrix| weight.times(matrix)),
+        ("columns", [64, 3000], |weight, matrix| weight.transposed_times(matrix)),
+    ];
+    for (name, [rows, columns], make) in makes {
+        for inputs in [Inputs::Unknown, Inputs::Uniform] {
+            let exchange = Arc::new(Exchange(Default::default()));
+            let matrix: Arc<dyn SquareMatrix> = exchange.clone();
+            let product = make(&weight(rows, columns, noise), &matrix).unwrap();
+            let format = format(WeightFormat::Int8, Granularity::PerTensor, false);
+            let coded = CodedWeight::with_inputs(product.clone(), format, Overflow::Error, None, inputs);
+            let data = coded.data();
+            data.prepare().unwrap();
+            let mut codes = vec![0; data.length() as usize];
+            let piece = data.granule() as usize * 4;
+            let mut pieces: Vec<_> = codes.chunks_mut(piece).enumerate().collect();
+            pieces.reverse();
+            std::thread::scope(|threads| {
+                for mut own in [pieces.split_off(pieces.len() / 2), pieces] {
+                    let data = data.clone();
+                    threads.spawn(move || {
+                        own.iter_mut().for_each(|(i, out)| data.read((*i * piece) as u64, out).unwrap());
+                    });
+                }
+            });
+            let elements = (rows * columns) as usize;
+            // threads that look for work at the end of a pass may compute a block that another hasn't finished
+            let most = if name == "rows" { elements + elements / 4 } else { elements };
+            let multiplied = exchange.0.load(Relaxed);
+            assert!((elements..=most).contains(&multiplied), "{name}: {multiplied} of {elements}");
+            let mut values = vec![0f32; elements];
+            product.read(0, &mut values).unwrap();
+            let plain = SourceWeight::from_values("p", &[rows, columns], values).unwrap();
+            let plain = CodedWeight::with_inputs(plain, format, Overflow::Error, None, inputs);
+            assert_eq!(bytes(&*plain.data()).unwrap(), codes, "{name}");
+            assert_eq!(halves(plain.scale()), halves(coded.scale()), "{name}");
+            assert_eq!(bytes(&*data).unwrap(), codes, "{name}, read again");
         }
     }
 }

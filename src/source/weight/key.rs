@@ -27,6 +27,22 @@ impl SourceWeight {
         self.tensors().iter().map(|tensor| tensor.name().to_owned()).collect()
     }
 
+    /// Whether elements are products with a square matrix, which are slow to compute.
+    pub fn has_product(&self) -> bool {
+        self.any(|node| matches!(node, Node::Times { .. } | Node::TransposedTimes(_)))
+    }
+
+    /// Whether elements are products that are held from the first read until all of them are released.
+    pub fn holds_product(&self) -> bool {
+        self.any(|node| matches!(node, Node::TransposedTimes(_)))
+    }
+
+    fn any(&self, is: impl Fn(&Node) -> bool) -> bool {
+        let mut found = false;
+        self.visit(&mut |weight| found |= is(&weight.node));
+        found
+    }
+
     /// Calls `visitor` for this weight and all its operands.
     fn visit(&self, visitor: &mut impl FnMut(&SourceWeight)) {
         visitor(self);

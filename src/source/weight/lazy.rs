@@ -112,28 +112,39 @@ impl ComputedRows {
     }
 }
 
-/// Values of a whole weight, held from the first read until its last element is released.
+/// Values of a whole weight, held from the first read until all elements are released.
 #[derive(Default)]
-struct Held(Mutex<Option<Arc<Vec<f32>>>>);
+struct Held(Mutex<HeldValues>);
+
+#[derive(Default)]
+struct HeldValues {
+    values: Option<Arc<Vec<f32>>>,
+    /// Number of elements released since the values were computed.
+    released: u64,
+}
 
 impl Held {
     /// Returns the values of a weight, transformed by `prepare` and held.
     fn values(&self, of: &SourceWeight, prepare: impl FnOnce(&mut [f32]) -> Result<()>) -> Result<Arc<Vec<f32>>> {
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(values) = &*held {
+        if let Some(values) = &held.values {
             return Ok(values.clone());
         }
         let mut values = vec![0.0; of.elements() as usize];
         of.read(0, &mut values)?;
         of.release(0..of.elements());
         prepare(&mut values)?;
-        Ok(held.insert(Arc::new(values)).clone())
+        held.released = 0;
+        Ok(held.values.insert(Arc::new(values)).clone())
     }
 
-    /// Frees the values when `range` reaches the end of `elements`.
+    /// Frees the values when as many elements were released as the product has, in any order: threads finish out of
+    /// order, and a value freed too early is computed again.
     fn release(&self, range: &Range<u64>, elements: u64) {
-        if range.end >= elements {
-            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        held.released += range.end.saturating_sub(range.start);
+        if held.released >= elements {
+            held.values = None;
         }
     }
 }
