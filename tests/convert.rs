@@ -132,6 +132,48 @@ fn a_bundle_is_replaced_only_when_asked() {
     assert!(stderr.contains("is not a bundle"), "{stderr}");
 }
 
+/// Codes are chosen by error feedback where rounded ones would fail the gate, the manifest leaves that open, and the
+/// result is better.
+#[test]
+fn a_form_that_would_fail_its_gate_gets_its_codes_by_feedback() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("demo");
+    let convert = |more: &[&str]| {
+        let sets = ["quant.weights=int8", "calibration.tokens=1500"].iter().chain(more);
+        let sets = sets.flat_map(|set| ["--set", set]);
+        let fixed = ["convert", "--manifest", "manifests/demo.yaml", "--json", "--out", out.to_str().unwrap()];
+        let (code, stdout, stderr) = run(&fixed.into_iter().chain(sets).collect::<Vec<_>>());
+        assert_eq!(code, 0, "{stderr}");
+        let result: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+        let feedback = json(&out.join("bundle.json"))["manifest"]["quant"]["feedback"].clone();
+        (result, feedback.as_str().map(str::to_owned), stderr)
+    };
+    let (result, feedback, _) = convert(&[]);
+    assert_eq!((result["report"]["quality"]["missed"].is_null(), feedback), (true, None));
+
+    // rounded 0.00033, chosen 0.00021
+    let limit = "gates.parity.kl=0.00027";
+    std::fs::remove_dir_all(&out).unwrap();
+    let (result, feedback, stderr) = convert(&[limit]);
+    assert_eq!(feedback.as_deref(), Some("gptq"), "{result:#}");
+    let note = "with rounded weights the parity gate would fail (KL 0.0003, limit 0.00027)";
+    assert!(stderr.contains(note) && stderr.contains("quant.feedback: none"), "{stderr}");
+    assert!(result["report"]["quality"]["kl"].as_f64().unwrap() < 0.00027);
+    assert!(json(&out.join("report.json"))["notes"][0].as_str().unwrap().starts_with(note));
+    assert_eq!(convert(&[limit]).0["status"], "up_to_date");
+
+    std::fs::remove_dir_all(&out).unwrap();
+    let (result, feedback, stderr) = convert(&[limit, "quant.feedback=none"]);
+    assert_eq!(feedback.as_deref(), Some("none"), "{result:#}");
+    assert!(stderr.contains("the parity gate would fail: KL 0.0003, limit 0.00027"), "{stderr}");
+
+    // a calibration text of one token is of no use: the rounded form is kept
+    std::fs::remove_dir_all(&out).unwrap();
+    let (result, feedback, stderr) = convert(&["quant.weights=palette4", "calibration.tokens=1"]);
+    assert_eq!(feedback, None, "{result:#}");
+    assert!(stderr.contains("the parity gate would fail: KL 0.03"), "{stderr}");
+}
+
 #[test]
 fn fixed_lengths_make_functions_that_share_weights() {
     let folder = tempfile::tempdir().unwrap();

@@ -5,15 +5,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anec_base::{FileError, Progress, ProgressEvent, Result};
-use anec_bundle::Task;
+use anec_bundle::{Bundle, Task};
 use anec_calibrate::plan::Planned;
 use anec_calibrate::sensitivity::{self, Sensitivities, SensitivityOptions};
 use anec_calibrate::{calibrate, plan};
 use anec_convert::plan::ConvertPlan;
-use anec_convert::report::{FILE_NAME as REPORT, QualityReport};
+use anec_convert::report::{ConvertReport, FILE_NAME as REPORT, QualityReport};
 use anec_convert::{ConvertOptions, ConvertedBundle, Outcome, convert, convert_chosen, files, notes, open, output};
 use anec_exec::Precision;
-use anec_manifest::{LmHead, Manifest, Numerics, Quant, QuantOverride, QuantPlan, ResidualScale, WeightFormat};
+use anec_manifest::{
+    Feedback, LmHead, Manifest, Numerics, Quant, QuantOverride, QuantPlan, ResidualScale, WeightFormat,
+};
 use anec_runtime::{Chunking, ForwardOptions, LoadedModel, Tokenizer};
 use anec_validate::numerics::residual_scale;
 use anec_validate::{LogitMeasures, Thresholds, prompts};
@@ -22,6 +24,8 @@ use anec_validate::{LogitMeasures, Thresholds, prompts};
 const POSITIONS: usize = 256;
 /// Largest number of weights of a model whose quality is measured.
 const MEASURED_WEIGHTS: u64 = 2_200_000_000;
+/// Largest number of weights of a model whose codes are chosen by error feedback unasked, which takes minutes.
+const CALIBRATED_WEIGHTS: u64 = 1_000_000_000;
 
 /// Converter of a source into a bundle.
 ///
@@ -41,6 +45,8 @@ pub struct Converter {
     manifest: Manifest,
     out: Option<PathBuf>,
     force: bool,
+    /// Replaces a bundle of other inputs.
+    replace: bool,
     compile: bool,
     measure: bool,
     progress: Progress,
@@ -49,7 +55,8 @@ pub struct Converter {
 impl Converter {
     /// Creates a conversion described by a manifest.
     pub fn new(manifest: Manifest) -> Self {
-        Converter { manifest, out: None, force: false, compile: true, measure: false, progress: Progress::default() }
+        let progress = Progress::default();
+        Converter { manifest, out: None, force: false, replace: false, compile: true, measure: false, progress }
     }
 
     /// Sets the source: a path, or `hf:owner/name[@revision][/file]`. Default: the manifest's.
@@ -89,7 +96,8 @@ impl Converter {
 
     /// Sets whether the converted model's logits are compared with those of the source's own weights, on built-in text.
     /// It takes seconds, and disk space for the weights in fp16; models of more than two billion weights, and those
-    /// that generate no text, are skipped. Default: false.
+    /// that generate no text, are skipped. Where the manifest leaves `quant.feedback` open and a model of at most a
+    /// billion weights would fail its parity gate, it is converted again with `gptq`. Default: false.
     pub fn measure(mut self, measure: bool) -> Self {
         self.measure = measure;
         self
@@ -111,6 +119,47 @@ impl Converter {
     /// # Errors
     /// Returns any error of the source, the manifest, the output folder or the disk.
     pub fn convert(&self) -> Result<Outcome> {
+        let with_gptq = |manifest: &Manifest| {
+            let quant = Quant { feedback: Some(Feedback::Gptq), ..manifest.quant.clone() };
+            Manifest { quant, ..manifest.clone() }
+        };
+        let is_open = self.manifest.quant.feedback.is_none() && self.manifest.quant.plan.is_none();
+        if is_open && !self.force && self.existing_feedback() == Some(Feedback::Gptq) {
+            return Converter { manifest: with_gptq(&self.manifest), ..self.clone() }.convert_as_asked();
+        }
+        let outcome = self.convert_as_asked()?;
+        let report: Option<ConvertReport> = match &outcome {
+            _ if !(is_open && self.measure) => None,
+            Outcome::Written(written) => Some(written.report.clone()),
+            // a run that was interrupted while it chose codes
+            Outcome::UpToDate(path) if output::partial(path).exists() => {
+                std::fs::read(path.join(REPORT)).ok().and_then(|json| serde_json::from_slice(&json).ok())
+            }
+            Outcome::UpToDate(_) => None,
+        };
+        let Some(report) = report.filter(|report| weights(report) <= CALIBRATED_WEIGHTS) else { return Ok(outcome) };
+        let Some(rounded) = report.quality.filter(|quality| !quality.missed.is_empty()) else { return Ok(outcome) };
+        let replacing = Converter { force: false, replace: true, ..self.clone() };
+        let chosen = Converter { manifest: with_gptq(&self.manifest), ..replacing.clone() }.convert_as_asked()?;
+        let Outcome::Written(mut chosen) = chosen else { return Ok(chosen) };
+        let loss = |quality: &QualityReport| (quality.missed.len(), quality.kl);
+        if !chosen.report.quality.as_ref().is_some_and(|quality| loss(quality) < loss(&rounded)) {
+            return replacing.convert_as_asked();
+        }
+        chosen.report.notes.insert(0, notes::of_chosen_feedback(&rounded));
+        files::write_json(&chosen.path.join(REPORT), &chosen.report)?;
+        Ok(Outcome::Written(chosen))
+    }
+
+    /// How the codes of the bundle at the output path were chosen.
+    fn existing_feedback(&self) -> Option<Feedback> {
+        let named = || Some(format!("{}.anec", self.name()?).into());
+        let path = output::target(&self.out.clone().or_else(named)?).ok()?;
+        Bundle::read(&path).ok()?.manifest.quant.feedback
+    }
+
+    /// Converts with the manifest's `quant.feedback`, where `none` is the default.
+    fn convert_as_asked(&self) -> Result<Outcome> {
         let mut manifest = self.manifest.clone();
         if manifest.numerics.scale == Some(ResidualScale::Auto) {
             manifest.numerics.scale = Some(ResidualScale::Factor(self.measured_scale()?));
@@ -123,6 +172,7 @@ impl Converter {
         let calibrated = manifest.clone();
         let mut options = ConvertOptions::new(manifest);
         (options.out, options.force, options.compile) = (self.out.clone(), self.force, self.compile);
+        options.replace = self.replace;
         options.progress = self.progress.clone();
         options.check_tokenizer = Some(|name, content| Ok(Tokenizer::check_steps(name, content)?));
         let mut outcome = if calibrated.quant.is_calibrated() {
@@ -144,12 +194,11 @@ impl Converter {
     /// Adds the quality of a converted model to its report; returns whether anything was added. An error is a note,
     /// because the bundle is complete.
     fn measure_quality(&self, manifest: &Manifest, written: &mut ConvertedBundle) -> bool {
-        let tensors = written.report.packages.iter().flat_map(|package| &package.tensors);
-        let weights: u64 = tensors.clone().map(|tensor| tensor.shape.iter().product::<u64>()).sum();
+        let mut tensors = written.report.packages.iter().flat_map(|package| &package.tensors);
         let model = &written.bundle.model;
-        let is_quantized = tensors.clone().any(|tensor| tensor.granularity.is_some());
+        let is_quantized = tensors.any(|tensor| tensor.granularity.is_some());
         let has_text = model.task == Task::TextGeneration && Tokenizer::of(&written.bundle, &written.path).is_ok();
-        if !is_quantized || !has_text || weights > MEASURED_WEIGHTS {
+        if !is_quantized || !has_text || weights(&written.report) > MEASURED_WEIGHTS {
             return false;
         }
         match self.quality(manifest, written) {
@@ -217,9 +266,14 @@ impl Converter {
     /// # Errors
     /// If the manifest has neither a name nor a source.
     pub fn saved(&self) -> Result<PathBuf> {
-        let named = || self.manifest.source.as_deref().map(open::name_of);
-        let name = self.manifest.name.clone().or_else(named).ok_or(anec_convert::ConvertError::NoSource)?;
+        let name = self.name().ok_or(anec_convert::ConvertError::NoSource)?;
         Ok(beside(self.out.as_deref()).join(format!("{name}.sensitivities.json")))
+    }
+
+    /// Name of the model: the manifest's, or that of the source.
+    fn name(&self) -> Option<String> {
+        let named = || self.manifest.source.as_deref().map(open::name_of);
+        self.manifest.name.clone().or_else(named)
     }
 
     /// Returns the manifest with formats chosen under its budget.
@@ -242,6 +296,12 @@ impl Converter {
             .note(&format!("numerics.scale is {scale}, as measured on the residual stream of {} tokens", tokens.len()));
         Ok(scale)
     }
+}
+
+/// Number of weights in a bundle's packages.
+fn weights(report: &ConvertReport) -> u64 {
+    let tensors = report.packages.iter().flat_map(|package| &package.tensors);
+    tensors.map(|tensor| tensor.shape.iter().product::<u64>()).sum()
 }
 
 /// Parent folder of an output path.

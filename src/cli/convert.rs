@@ -33,7 +33,7 @@ pub struct ConvertArgs {
     /// Skip compilation (`anec compile` does it later)
     #[arg(long)]
     no_compile: bool,
-    /// Skip comparing the result with the source's own weights
+    /// Skip comparing the result with the source's own weights, and the choice of `quant.feedback` by it
     #[arg(long)]
     no_measure: bool,
     /// Show every package

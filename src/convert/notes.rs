@@ -143,13 +143,24 @@ pub fn of_losses(report: &ConvertReport) -> Option<String> {
 /// Note on a converted model whose logits differ too much from those of the source's own weights.
 pub fn of_quality(quality: &QualityReport, quant: &Quant) -> Option<String> {
     let remedy = match quant.feedback {
-        Feedback::None => "`quant.feedback: gptq`, finer scales (`quant.granularity`) or more bits (`quant.weights`)",
-        _ => {
+        None | Some(Feedback::None) => {
+            "`quant.feedback: gptq`, finer scales (`quant.granularity`) or more bits (`quant.weights`)"
+        }
+        Some(Feedback::Gptq) => {
             "finer scales (`quant.granularity`), more bits (`quant.weights`) or fp16 for some roles (`quant.overrides`)"
         }
     };
     let missed = quality.missed.join(", ");
     (!quality.missed.is_empty()).then(|| format!("the parity gate would fail: {missed}; {remedy} lose less"))
+}
+
+/// Note on a model whose codes were chosen by error feedback because rounding them loses too much.
+pub fn of_chosen_feedback(rounded: &QualityReport) -> String {
+    let missed = rounded.missed.join(", ");
+    format!(
+        "with rounded weights the parity gate would fail ({missed}), so their codes are chosen by `quant.feedback: gptq`; \
+         `quant.feedback: none` keeps them rounded"
+    )
 }
 
 /// Note on a tokenizer that the runtime can't read.

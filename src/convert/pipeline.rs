@@ -33,6 +33,8 @@ pub struct ConvertOptions {
     pub out: Option<PathBuf>,
     /// Replaces a bundle of other inputs, and restarts an interrupted conversion.
     pub force: bool,
+    /// Replaces a bundle of other inputs, and resumes an interrupted conversion.
+    pub replace: bool,
     /// Compiles packages if Core ML's compiler is available.
     pub compile: bool,
     /// Receiver of progress events.
@@ -45,7 +47,8 @@ impl ConvertOptions {
     /// Returns options that replace nothing, compile nothing, check no tokenizer and show no progress.
     pub fn new(manifest: Manifest) -> Self {
         let progress = Progress::hidden();
-        ConvertOptions { manifest, out: None, force: false, compile: false, progress, check_tokenizer: None }
+        let (force, replace, compile) = (false, false, false);
+        ConvertOptions { manifest, out: None, force, replace, compile, progress, check_tokenizer: None }
     }
 }
 
@@ -141,7 +144,7 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
     let name = manifest.name.clone().unwrap_or_default();
     let path = options.out.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.anec")));
     let path = output::target(&path)?;
-    if output::existing(&path, &manifest, source, options.force)? == Existing::UpToDate {
+    if output::existing(&path, &manifest, source, options.force || options.replace)? == Existing::UpToDate {
         return Ok(Outcome::UpToDate(path));
     }
     let text = text?;

@@ -74,9 +74,10 @@ pub struct Quant {
     /// Op that dequantizes int8 weights.
     #[serde(skip_serializing_if = "Int8Op::is_default")]
     pub op: Int8Op,
-    /// How the codes of quantized weights are chosen.
-    #[serde(skip_serializing_if = "Feedback::is_default")]
-    pub feedback: Feedback,
+    /// How the codes of quantized weights are chosen. Default: `none`, or `gptq` where a converted model of at most a
+    /// billion weights would fail its parity gate without.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub feedback: Option<Feedback>,
     /// Treatment of weights above fp16's largest number.
     #[serde(skip_serializing_if = "Overflow::is_default")]
     pub overflow: Overflow,
@@ -95,7 +96,7 @@ pub struct Quant {
 impl Quant {
     /// Whether codes are chosen with a calibration text.
     pub fn is_calibrated(&self) -> bool {
-        self.feedback == Feedback::Gptq && self.formats().any(|format| format.weights != WeightFormat::None)
+        self.feedback == Some(Feedback::Gptq) && self.formats().any(|format| format.weights != WeightFormat::None)
     }
 
     /// All formats in use: of every role, and of those that differ in single layers.
@@ -127,21 +128,14 @@ impl Quant {
 }
 
 /// How the codes of quantized weights are chosen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Feedback {
     /// Each weight is rounded to the nearest number.
-    #[default]
     None,
     /// The error of each weight is compensated in the remaining weights of its row (GPTQ), which minimizes the error of
     /// the products with the calibration text's inputs.
     Gptq,
-}
-
-impl Feedback {
-    fn is_default(&self) -> bool {
-        *self == Feedback::default()
-    }
 }
 
 /// Exceptions for one role.

@@ -14,7 +14,8 @@ use anec_source::SourceWeight;
 pub(crate) struct RowReader {
     pub(crate) weight: SourceWeight,
     overflow: Overflow,
-    /// Values by their first row that a pass kept for the next, if nothing else keeps them and they are slow to compute.
+    /// Values by their first row that a pass kept for the next. Only for weights that are slow to compute and keep no
+    /// values themselves.
     kept: Option<Mutex<HashMap<u64, Vec<f32>>>>,
 }
 
