@@ -24,10 +24,11 @@ pub enum ServeError {
         /// Field with the problem.
         field: Option<&'static str>,
     },
-    /// Prompt and answer that exceed the context.
+    /// Prompt and answer that exceed the context. Clients recognize the error by words of OpenAI's and Anthropic's
+    /// APIs: "this model's maximum context length is", "prompt is too long".
     #[error(
-        "this model's context has {context} tokens, but the request needs {tokens}: {prompt} of the prompt and {more} to \
-         generate; shorten the prompt or lower max_tokens"
+        "the prompt is too long: this model's maximum context length is {context} tokens, but the request needs \
+         {tokens}: {prompt} of the prompt and {more} to generate; shorten the prompt or lower max_tokens"
     )]
     ContextLength {
         /// Size of the context in tokens.
@@ -41,10 +42,10 @@ pub enum ServeError {
         /// Field that contains the prompt.
         field: &'static str,
     },
-    /// Prompt that exceeds the context however it is tokenized.
+    /// Prompt that exceeds the context however it is tokenized; has the words of [`ServeError::ContextLength`].
     #[error(
-        "this model's context has {context} tokens, and the prompt has {bytes} bytes, more than so many tokens can stand \
-         for; shorten the prompt"
+        "the prompt is too long: this model's maximum context length is {context} tokens, and the prompt has {bytes} \
+         bytes, more than so many tokens can stand for; shorten the prompt"
     )]
     PromptBytes {
         /// Size of the context in tokens.
