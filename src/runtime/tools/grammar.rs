@@ -67,11 +67,38 @@ fn json_rule(mut schema: Map<String, Json>, function: &ToolFunction) -> String {
     format!("%json {}", Json::Object(schema))
 }
 
+/// Keywords whose schemas can allow or require arguments that `properties` doesn't name.
+const OPEN: [&str; 10] = [
+    "additionalProperties",
+    "patternProperties",
+    "unevaluatedProperties",
+    "dependentSchemas",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "if",
+    "$ref",
+    "minProperties",
+];
+
+/// Forbids arguments that a function doesn't name, unless its schema says otherwise. Clients derive schemas from the
+/// parameters of functions without `additionalProperties`, and small models go on with invented names. The other
+/// syntaxes can't express these either.
+fn forbid_others(parameters: &mut Map<String, Json>) {
+    let Some(named) = parameters.get("properties").and_then(Json::as_object) else { return };
+    let required = parameters.get("required").and_then(Json::as_array);
+    let mut required = required.into_iter().flatten().filter_map(Json::as_str);
+    if required.all(|name| named.contains_key(name)) && !OPEN.iter().any(|key| parameters.contains_key(*key)) {
+        parameters.insert("additionalProperties".into(), json!(false));
+    }
+}
+
 fn json_call(lark: &mut String, rule: &str, function: &ToolFunction, arguments: &str) {
     let mut parameters = function.parameters.clone();
     if let Some(fields) = parameters.as_object_mut() {
         fields.retain(|key, _| !matches!(key.as_str(), "$defs" | "definitions" | "$schema"));
         fields.insert("type".into(), json!("object"));
+        forbid_others(fields);
     }
     let schema = json!({
         "type": "object",
@@ -87,6 +114,7 @@ fn argument_call(lark: &mut String, rule: &str, function: &ToolFunction, mark: &
     let mut parameters = function.parameters.as_object().cloned().unwrap_or_default();
     parameters.retain(|key, _| key != "$schema");
     parameters.insert("type".into(), json!("object"));
+    forbid_others(&mut parameters);
     let name = quoted(&function.name);
     let _ = writeln!(lark, "{rule}: {name} {mark} {rule}_json\n{rule}_json: {}", json_rule(parameters, function));
 }
@@ -180,5 +208,28 @@ fn python_call(lark: &mut String, rule: &str, function: &ToolFunction) {
         let (skip, mark) = if required { (String::new(), "") } else { (format!(" | {next_first}"), "?") };
         let _ = writeln!(lark, "{rule}_first_{index}: {field}{next_rest}{skip}");
         let _ = writeln!(lark, "{rule}_rest_{index}: (\", \" {field}){mark}{next_rest}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_without_a_name_are_forbidden_unless_the_schema_allows_them() {
+        let forbids = |schema: Json| {
+            let mut fields = schema.as_object().cloned().unwrap();
+            forbid_others(&mut fields);
+            fields.get("additionalProperties") == Some(&json!(false))
+        };
+        assert!(forbids(json!({"properties": {"a": {}}, "required": ["a"]})) && forbids(json!({"properties": {}})));
+        for open in [
+            json!({"type": "object"}),
+            json!({"properties": {"a": {}}, "required": ["b"]}),
+            json!({"properties": {"a": {}}, "additionalProperties": {"type": "string"}}),
+            json!({"properties": {"a": {}}, "allOf": [{"properties": {"b": {}}}]}),
+        ] {
+            assert!(!forbids(open.clone()), "{open}");
+        }
     }
 }
