@@ -124,20 +124,12 @@ impl Grammars {
 
     fn compile(&self, form: &Grammar) -> Result<Constraint, RuntimeError> {
         let grammar_of = match form.clone() {
-            Grammar::JsonSchema(schema) => {
-                let mut schema = schema::prepare(schema).map_err(grammar)?;
-                if let Some(fields) = schema.as_object_mut() {
-                    // lenient: keywords that can't be kept to are warnings
-                    let style = json!({
-                        "whitespace_flexible": false, "item_separator": ITEM_SEPARATOR, "key_separator": KEY_SEPARATOR,
-                        "lenient": true,
-                    });
-                    fields.entry("x-guidance").or_insert(style);
-                }
-                TopLevelGrammar::from_json_schema(schema)
-            }
+            Grammar::JsonSchema(schema) => TopLevelGrammar::from_json_schema(with_style(schema).map_err(grammar)?),
             Grammar::Regex(expression) => TopLevelGrammar::from_regex(&expression),
             Grammar::Lark(lark) => TopLevelGrammar::from_lark(lark),
+            Grammar::Either(_) => {
+                TopLevelGrammar::from_lark(format!("start: {}", lark_expression(form).map_err(grammar)?))
+            }
         };
         let mut matcher = Matcher::new(self.factory.create_parser(grammar_of));
         match matcher.get_error() {
@@ -199,6 +191,9 @@ impl Grammar {
             Grammar::JsonSchema(schema) => json!({"kind": "json", "source": schema}),
             Grammar::Regex(source) => json!({"kind": "regex", "source": source}),
             Grammar::Lark(source) => json!({"kind": "lark", "source": source}),
+            Grammar::Either(forms) => {
+                json!({"kind": "either", "source": forms.iter().map(Grammar::to_json).collect::<Vec<_>>()})
+            }
         }
     }
 
@@ -210,6 +205,11 @@ impl Grammar {
             "json" => Some(Grammar::JsonSchema(source)),
             "regex" => text.map(Grammar::Regex),
             "lark" => text.map(Grammar::Lark),
+            "either" => {
+                let Json::Array(forms) = source else { return None };
+                let forms: Vec<Grammar> = forms.into_iter().filter_map(Grammar::from_json).collect();
+                Some(Grammar::Either(Box::new(forms.try_into().ok()?)))
+            }
             _ => None,
         }
     }
@@ -219,8 +219,48 @@ impl Grammar {
         match self {
             Grammar::JsonSchema(schema) => schema.to_string().len(),
             Grammar::Regex(source) | Grammar::Lark(source) => source.len(),
+            Grammar::Either(forms) => forms.iter().map(Grammar::source_bytes).sum(),
         }
     }
+}
+
+/// Returns a schema with the white space that answers have.
+fn with_style(schema: Json) -> Result<Json, String> {
+    let mut schema = schema::prepare(schema)?;
+    if let Some(fields) = schema.as_object_mut() {
+        // lenient: keywords that can't be kept to are warnings
+        let style = json!({
+            "whitespace_flexible": false, "item_separator": ITEM_SEPARATOR, "key_separator": KEY_SEPARATOR,
+            "lenient": true,
+        });
+        fields.entry("x-guidance").or_insert(style);
+    }
+    Ok(schema)
+}
+
+/// Returns a form as an expression of llguidance's variant of Lark.
+fn lark_expression(form: &Grammar) -> Result<String, String> {
+    Ok(match form {
+        Grammar::JsonSchema(schema) => format!("%json {}", with_style(schema.clone())?),
+        Grammar::Regex(expression) => {
+            let mut literal = String::from("/");
+            let mut is_escaped = false;
+            for letter in expression.chars() {
+                match letter {
+                    '/' if !is_escaped => literal.push_str("\\/"),
+                    '\n' => literal.push_str(if is_escaped { "n" } else { "\\n" }),
+                    _ => literal.push(letter),
+                }
+                is_escaped = letter == '\\' && !is_escaped;
+            }
+            literal + "/"
+        }
+        Grammar::Lark(lark) => format!("%lark {{\n{lark}\n}}"),
+        Grammar::Either(forms) => {
+            let forms: Vec<String> = forms.iter().map(lark_expression).collect::<Result<_, _>>()?;
+            format!("({})", forms.join(" | "))
+        }
+    })
 }
 
 /// Stack of the compiler in bytes: more than a trial has, which compiles for fewer tokens.
@@ -244,6 +284,7 @@ fn grammar(problem: String) -> RuntimeError {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::path::Path;
 
     use super::*;
@@ -308,6 +349,28 @@ mod tests {
             for word in ["panic", "backtrace", "<state>", "Some("] {
                 assert!(!problem.contains(word), "{problem}");
             }
+        }
+    }
+
+    /// An answer that may be a call or has a form is one of the two, whatever their kinds.
+    #[test]
+    fn text_has_one_of_two_forms() {
+        let call = || Grammar::Lark("start: \"<call>\" word \"</call>\"\nword: \"rain\" | \"tides\"".into());
+        let schema = json!({"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": false});
+        let forms = [
+            (Grammar::JsonSchema(schema), ["{\"a\": 1}", "{\"a\": 2}", "{\"a\":1}", "{\"a\":2}"].as_slice()),
+            (Grammar::Regex("(a|b)/[\n]c\\/d".into()), &["a/\nc/d", "b/\nc/d"]),
+            (Grammar::Lark("start: word\nword: \"yes\" | \"no {}\"".into()), &["yes", "no {}"]),
+        ];
+        for (form, texts) in forms {
+            let either = Grammar::Either(Box::new([call(), form.clone()]));
+            let json = either.to_json();
+            assert_eq!(Grammar::from_json(json), Some(either.clone()));
+            let found: BTreeSet<String> = (0..60).map(|seed| babble(&either, seed)).collect();
+            let calls = ["<call>rain</call>", "<call>tides</call>"];
+            assert!(found.iter().all(|text| calls.contains(&&**text) || texts.contains(&&**text)), "{found:?}");
+            assert!(calls.iter().all(|text| found.contains(*text)), "{form:?}: {found:?}");
+            assert!(texts.iter().any(|text| found.contains(*text)), "{form:?}: {found:?}");
         }
     }
 

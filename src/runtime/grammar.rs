@@ -11,4 +11,6 @@ pub enum Grammar {
     Regex(String),
     /// Grammar in llguidance's variant of Lark.
     Lark(String),
+    /// Text of one of two forms.
+    Either(Box<[Grammar; 2]>),
 }

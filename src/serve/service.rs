@@ -369,9 +369,12 @@ impl Service {
                 let problem = "this model's chat template has no place for tools";
                 return Err(ServeError::field("tools", problem));
             }
-            let other = grammar.as_ref().map(|grammar| &grammar.grammar);
-            if let Some(call) = tools.grammar(self.syntax, other, &self.tokenizer)? {
-                grammar = Some(RequestGrammar { grammar: call, field: "tools", strict: false });
+            let form = grammar.as_ref().map(|grammar| &grammar.grammar);
+            if let Some(with_calls) = tools.grammar(self.syntax, form, &self.tokenizer)? {
+                // the form of a required call takes the place of the answer's
+                let strict = !tools.is_required() && grammar.is_some_and(|form| form.strict);
+                let field = if tools.is_required() { "tools" } else { "response_format" };
+                grammar = Some(RequestGrammar { grammar: with_calls, field, strict });
             }
             stops.extend(self.syntax.and_then(|syntax| tools.stop(syntax)).map(str::to_owned));
         }

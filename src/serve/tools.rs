@@ -63,25 +63,22 @@ impl Tools {
         CallReader::new(syntax, &self.functions)
     }
 
-    /// Returns the grammar of the answer if it must be a call.
+    /// Returns the grammar of an answer that must be a call, or that may be one and otherwise has `form`.
     ///
     /// # Errors
-    /// If the answer has another form, too, or the model's syntax is unknown.
+    /// If a call is required and the model's syntax is unknown.
     pub fn grammar(
         &self,
         syntax: Option<&CallSyntax>,
-        other: Option<&Grammar>,
+        form: Option<&Grammar>,
         tokenizer: &Tokenizer,
     ) -> Result<Option<Grammar>, ServeError> {
+        let calls = syntax.map(|syntax| syntax.grammar(&self.functions, self.parallel, tokenizer));
         if !self.required {
-            return Ok(None);
+            return Ok(calls.zip(form).map(|(calls, form)| Grammar::Either(Box::new([calls, form.clone()]))));
         }
-        if other.is_some() {
-            let problem = "an answer can't be a call and keep to `response_format`: give one of the two";
-            return Err(ServeError::field("response_format", problem));
-        }
-        match syntax {
-            Some(syntax) => Ok(Some(syntax.grammar(&self.functions, self.parallel, tokenizer))),
+        match calls {
+            Some(calls) => Ok(Some(calls)),
             None => {
                 let problem = "how this model writes calls isn't known, so none can be required: use \"auto\"";
                 Err(ServeError::field("tool_choice", problem))
