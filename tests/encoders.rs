@@ -22,7 +22,7 @@ use rayon::prelude::*;
 use safetensors::SafeTensors;
 use serde_json::{Value as Json, json};
 
-const CASES: [&str; 18] = [
+const CASES: [&str; 21] = [
     "bert-mean",
     "bert-reranker",
     "roberta-mean",
@@ -33,6 +33,9 @@ const CASES: [&str; 18] = [
     "distilbert-labels",
     "electra-mean",
     "electra-labels",
+    "electra-small",
+    "albert-mean",
+    "albert-groups",
     "modernbert-cls",
     "modernbert-labels",
     "modernbert-rank",
@@ -121,7 +124,7 @@ fn hidden_states_vectors_and_logits_agree_with_transformers_in_every_form() {
         let mut sets: Vec<&str> =
             form.iter().map(|set| if *set == "shards.layers=each" { each.as_str() } else { *set }).collect();
         // fp16 doesn't hold the epsilons of some norms in the form that needs them whole
-        let tiny = ["bert-mean", "distilbert", "electra", "nomic"].iter().any(|name| case.starts_with(name));
+        let tiny = ["bert-mean", "distilbert", "electra", "albert", "nomic"].iter().any(|name| case.starts_with(name));
         let small = tiny || case.starts_with("bert") || case.starts_with("embeddinggemma");
         if form.contains(&"norm=layer_norm_concat") && small {
             sets.retain(|set| *set != "norm=layer_norm_concat");
@@ -310,7 +313,7 @@ fn texts_are_prepared_as_sentence_transformers_does() {
 /// The gates that need no golden, and the golden that anec makes itself, pass.
 #[test]
 fn bundles_pass_the_gates() {
-    for case in ["bert-mean", "modernbert-labels", "qwen3-embedding"] {
+    for case in ["bert-mean", "albert-mean", "modernbert-labels", "qwen3-embedding"] {
         let room = tempfile::tempdir().unwrap();
         let out = room.path().join("b");
         convert(&fixture(case), &out, &[]);

@@ -81,6 +81,13 @@ impl Bundle {
     fn host_problems(&self) -> Vec<String> {
         let longest = self.longest_context();
         let mut problems = Vec::new();
+        if let Some(columns) =
+            self.host.embedding_size.filter(|columns| !(1..=self.model.hidden_size).contains(columns))
+        {
+            let hidden = self.model.hidden_size;
+            problems
+                .push(format!("embeddings have {columns} columns, expected 1 to {hidden}, the size of hidden states"));
+        }
         for table in &self.host.rope {
             let lengths: Vec<u64> = table.variants.iter().map(|variant| variant.max_length).collect();
             if !lengths.is_sorted_by(|a, b| a < b) || lengths.last().is_none_or(|last| *last < longest) {

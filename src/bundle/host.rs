@@ -11,6 +11,10 @@ pub struct HostFacts {
     pub file: FileDigest,
     /// Name of the embedding table in the file, `[vocab_size, hidden_size]` fp16; multipliers are already applied.
     pub embedding: String,
+    /// Columns of the embedding, of learned positions and of token types if they have fewer than `hidden_size`. The
+    /// other channels of the first function's hidden states are 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedding_size: Option<u64>,
     /// Name of the table of learned positions, f32 `[positions, hidden_size]`, if there is one. The row of a token's
     /// position is added to its embedding.
     #[serde(default, skip_serializing_if = "Option::is_none")]

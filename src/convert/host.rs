@@ -116,6 +116,7 @@ pub fn write(path: &Path, host: &HostTensors, overflow: Overflow, progress: &Pro
     Ok(HostFacts {
         file,
         embedding: EMBEDDING.into(),
+        embedding_size: host.embedding_size,
         positions: named(&host.positions, POSITIONS),
         token_types: named(&host.token_types, TOKEN_TYPES),
         per_layer_embedding: named(&host.per_layer_embedding, PER_LAYER_EMBEDDING),
@@ -144,6 +145,7 @@ mod tests {
             rotation: Some(SourceWeight::from_values("q", &[3, 3], values(9)).unwrap()),
             positions: None,
             token_types: None,
+            embedding_size: None,
             per_layer_embedding: None,
             projections: Vec::new(),
         };
@@ -173,6 +175,7 @@ mod tests {
             rotation: None,
             positions: None,
             token_types: None,
+            embedding_size: None,
             per_layer_embedding: None,
             projections: Vec::new(),
         };

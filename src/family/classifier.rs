@@ -207,6 +207,7 @@ impl FamilyModel for Classifier {
             rotation: None,
             positions: None,
             token_types: None,
+            embedding_size: None,
             per_layer_embedding: None,
             projections: Vec::new(),
         })

@@ -402,6 +402,7 @@ impl FamilyModel for Decoder {
             embedding,
             positions: None,
             token_types: None,
+            embedding_size: None,
             rope: rope.into_iter().chain(queries).chain(local).collect(),
             rotation,
             per_layer_embedding: self.per_layer_embedding.clone(),

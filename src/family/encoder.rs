@@ -12,7 +12,7 @@
 //! hidden states. Sums and norms depend on the family:
 //! | module | family |
 //! |---|---|
-//! | [`bert`] | BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, ELECTRA |
+//! | [`bert`] | BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, ELECTRA, ALBERT |
 //! | [`modernbert`] | ModernBERT |
 //! | [`nomic`] | NomicBERT |
 //! | [`gemma`] | EmbeddingGemma: bidirectional Gemma 3 |
@@ -33,6 +33,7 @@ use serde_json::{Map, Value as Json};
 
 use super::blocks::Graph;
 use super::blocks::banded_attention::BandInputs;
+use super::blocks::linear::{Linear, linear};
 use super::blocks::norm::{Norm, rms_norm};
 use super::blocks::rope::Rotation;
 use super::config::keys::Keys;
@@ -60,14 +61,16 @@ const ROPE_TABLES: [&str; 2] = ["rope", "rope_local"];
 /// An encoder with its weights.
 struct Encoder {
     facts: FamilyFacts,
-    /// Token embedding `[vocab_size, hidden_size]`.
+    /// Token embedding `[vocab_size, columns]`; columns = hidden_size without a projection.
     embedding: SourceWeight,
-    /// Learned positions `[positions, hidden_size]`.
+    /// Learned positions `[positions, columns]`.
     positions: Option<SourceWeight>,
-    /// Token types `[types, hidden_size]`.
+    /// Token types `[types, columns]`.
     token_types: Option<SourceWeight>,
-    /// Norm of the first layer's input.
+    /// Norm of the sum of embeddings.
     embedding_norm: Option<Norm>,
+    /// Projection of the normed sum to hidden states.
+    embedding_projection: Option<Linear>,
     layers: Vec<EncoderLayer>,
     /// Norm of the last layer's output.
     final_norm: Option<Norm>,
@@ -77,6 +80,7 @@ struct Encoder {
 }
 
 /// A layer.
+#[derive(Clone)]
 struct EncoderLayer {
     layer: Layer,
     /// Distance in tokens that a token sees on each side; `None` for the whole text.
@@ -186,8 +190,8 @@ impl Encoder {
         bands.sort_unstable();
         bands.dedup();
         let shared: Vec<_> = bands.into_iter().map(|band| (band, self.shared(g, &mut ports, band))).collect();
-        if let Some(norm) = self.embedding_norm.as_ref().filter(|_| range.start == 0) {
-            hidden = rms_norm(g, hidden, norm, 1);
+        if range.start == 0 {
+            hidden = self.first_input(g, hidden);
         }
         for (index, EncoderLayer { layer, band }) in range.clone().zip(layers) {
             let band = shared.iter().find(|(of, _)| of == band).map(|(_, inputs)| *inputs);
@@ -204,6 +208,23 @@ impl Encoder {
         }
         ports.output(g, "hidden_out", PortRole::Hidden, hidden);
         ports
+    }
+
+    /// Hidden states for the first layer: the normed and projected sum of embeddings.
+    fn first_input(&self, g: &mut Graph<'_>, sum: ValueId) -> ValueId {
+        let mut hidden = sum;
+        if let Some(size) = self.embedding_size() {
+            hidden = g.ops.slice(hidden, 1, 0..size);
+        }
+        if let Some(norm) = &self.embedding_norm {
+            hidden = rms_norm(g, hidden, norm, 1);
+        }
+        self.embedding_projection.as_ref().map_or(hidden, |projection| linear(g, hidden, projection))
+    }
+
+    /// Columns of the embeddings if they have fewer than `hidden_size`.
+    fn embedding_size(&self) -> Option<u64> {
+        Some(self.embedding.columns()).filter(|columns| *columns < self.facts.hidden_size)
     }
 
     /// Function of the feed-forward network of a layer whose function omits it.
@@ -267,6 +288,7 @@ impl FamilyModel for Encoder {
             embedding: self.embedding.clone(),
             positions: positions.map(|table| table.slice(0..context)).transpose()?,
             token_types: self.token_types.clone(),
+            embedding_size: self.embedding_size(),
             rope: tables.collect(),
             rotation: None,
             per_layer_embedding: None,
@@ -286,6 +308,10 @@ impl FamilyModel for Encoder {
         for norm in [&mut self.embedding_norm, &mut self.final_norm].into_iter().flatten() {
             norm.eps *= factor * factor;
             norm.scale_result(factor as f32);
+        }
+        // its input is scaled, so that its bias is, too
+        if let Some(projection) = &mut self.embedding_projection {
+            projection.bias = projection.bias.as_ref().map(|bias| bias.scale(factor as f32));
         }
         let blocks = self.layers.iter_mut().flat_map(|layer| layer.layer.blocks());
         blocks.for_each(|block| scale_block(block, factor));

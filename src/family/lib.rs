@@ -226,6 +226,8 @@ pub struct HostTensors {
     pub positions: Option<SourceWeight>,
     /// Token types `[types, hidden_size]`.
     pub token_types: Option<SourceWeight>,
+    /// Columns of the tables above if they have fewer than `hidden_size`.
+    pub embedding_size: Option<u64>,
     /// Rotary tables.
     pub rope: Vec<RopeTables>,
     /// Rotation `Q` of hidden states, `[hidden_size, hidden_size]`, if they are rotated: a row of hidden states is the

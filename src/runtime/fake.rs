@@ -253,6 +253,7 @@ pub fn bundle(form: &FakeOptions) -> Bundle {
             embedding: "embedding".into(),
             positions: None,
             token_types: None,
+            embedding_size: None,
             per_layer_embedding: None,
             rope: vec![RopeTable {
                 table: "rope".into(),

@@ -90,7 +90,9 @@ impl HostTables {
     pub fn from_file(bundle: &Bundle, file: MappedFile) -> Result<Self> {
         let tensors = Tensors::read(&file)?;
         let embedding = tensors.matrix(&bundle.host.embedding, Dtype::F16)?;
-        let expected = [bundle.model.vocab_size, bundle.model.hidden_size];
+        let size = bundle.model.hidden_size;
+        let embedding_size = bundle.host.embedding_size.unwrap_or(size).min(size);
+        let expected = [bundle.model.vocab_size, embedding_size];
         if [embedding.rows, embedding.columns as u64] != expected {
             let found = [embedding.rows, embedding.columns as u64];
             let problem = format!("tensor `{}` has shape {found:?}, expected {expected:?}", bundle.host.embedding);
@@ -118,7 +120,6 @@ impl HostTables {
             rope.insert(table.table.clone(), variants);
         }
         let rotation = bundle.host.rotation.as_ref().map(|name| tensors.matrix(name, Dtype::F32)).transpose()?;
-        let size = bundle.model.hidden_size;
         if let Some(matrix) = rotation.as_ref().filter(|q| [q.rows, q.columns as u64] != [size, size]) {
             let (rows, columns) = (matrix.rows, matrix.columns);
             let problem = format!("the rotation of hidden states has {rows} x {columns}, expected {size} x {size}");
@@ -140,8 +141,8 @@ impl HostTables {
         let table = |name: &Option<String>| -> Result<Option<Matrix>, RuntimeError> {
             let Some(name) = name else { return Ok(None) };
             let table = tensors.matrix(name, Dtype::F32)?;
-            if table.columns as u64 != size || table.rows == 0 {
-                let problem = format!("tensor `{name}` has {} columns, expected {size}", table.columns);
+            if table.columns as u64 != embedding_size || table.rows == 0 {
+                let problem = format!("tensor `{name}` has {} columns, expected {embedding_size}", table.columns);
                 return Err(RuntimeError::bundle(file.path(), problem));
             }
             Ok(Some(table))
@@ -202,7 +203,7 @@ impl HostTables {
     }
 
     /// Writes embeddings of tokens as columns, with learned position and type embeddings added. `out` is `[hidden_size,
-    /// size]`; columns past the tokens are left as they are.
+    /// size]`; columns past the tokens and channels past the embeddings are left as they are.
     ///
     /// # Errors
     /// If a token isn't in the vocabulary, or a position or type doesn't exist.

@@ -164,6 +164,16 @@ fn every_contradiction_is_found() {
     }
 }
 
+/// Embeddings aren't larger than hidden states.
+#[test]
+fn narrow_embeddings_are_checked() {
+    for (columns, sound_size) in [(1, true), (8, true), (0, false), (9, false)] {
+        let mut json = sound();
+        json["host"]["embedding_size"] = json!(columns);
+        assert_eq!(findings(json).is_empty(), sound_size, "{columns}");
+    }
+}
+
 #[test]
 fn untrusted_ports_do_not_panic() {
     let held = json!({"role": "key_cache", "layer": 1});

@@ -3,9 +3,14 @@
 //!
 //! ```text
 //! x = norm(embedding + position + type)
+//! x = W_in x                                          (if embeddings are narrower than hidden states)
 //! x = norm(x + W_o attention(W_q x, W_k x, W_v x))
 //! x = norm(x + W_down gelu(W_up x))
 //! ```
+//!
+//! ALBERT (arXiv:1909.11942) repeats the layers of its groups.
+
+use std::iter::repeat_n;
 
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
@@ -44,12 +49,29 @@ pub(super) struct BertFamily {
     head_activation: HeadActivation,
     /// Keys with other names in this family: (usual name, name here).
     keys: &'static [(&'static str, &'static str)],
-    /// Parts of tensor names that differ from BERT's: (BERT's, here).
+    /// Name of a layer; `*` is its number.
+    layers: &'static str,
+    /// Names of a layer's tensors that differ from BERT's: (BERT's, here).
     tensors: &'static [(&'static str, &'static str)],
     /// Whether there are token types.
     token_types: bool,
-    /// Default of `embedding_size`, which must equal `hidden_size`, if the family has the key.
-    embedding_size: Option<u64>,
+    /// Default of `hidden_act`.
+    activation: Activation,
+    /// Embeddings with a size of their own, if the family has the key `embedding_size`.
+    embeddings: Option<NarrowEmbeddings>,
+    /// Whether layers are shared, `num_hidden_groups` of them.
+    groups: bool,
+}
+
+/// Embeddings with a size of their own.
+#[derive(Clone, Copy, Debug)]
+struct NarrowEmbeddings {
+    /// Default of `embedding_size`.
+    default: u64,
+    /// Projection to hidden states.
+    projection: &'static str,
+    /// Whether there is a projection if `embedding_size` equals `hidden_size`.
+    always: bool,
 }
 
 /// Families with BERT's layers.
@@ -71,8 +93,8 @@ pub(super) const ROWS: &[BertFamily] = &[
             ("num_attention_heads", "n_heads"),
             ("num_hidden_layers", "n_layers"),
         ],
+        layers: "transformer.layer.*",
         tensors: &[
-            ("encoder.layer", "transformer.layer"),
             ("attention.self.query", "attention.q_lin"),
             ("attention.self.key", "attention.k_lin"),
             ("attention.self.value", "attention.v_lin"),
@@ -90,7 +112,32 @@ pub(super) const ROWS: &[BertFamily] = &[
         prefix: "electra.",
         padding: None,
         head_activation: HeadActivation::Hidden(Activation::Gelu),
-        embedding_size: Some(128),
+        embeddings: Some(NarrowEmbeddings { default: 128, projection: "embeddings_project", always: false }),
+        ..ROBERTA
+    },
+    BertFamily {
+        name: "albert",
+        prefix: "albert.",
+        padding: None,
+        head: ["albert.pooler", "classifier"],
+        layers: "encoder.albert_layer_groups.*.albert_layers.0",
+        tensors: &[
+            ("attention.self.query", "attention.query"),
+            ("attention.self.key", "attention.key"),
+            ("attention.self.value", "attention.value"),
+            ("attention.output.dense", "attention.dense"),
+            ("attention.output.LayerNorm", "attention.LayerNorm"),
+            ("intermediate.dense", "ffn"),
+            ("output.dense", "ffn_output"),
+            ("output.LayerNorm", "full_layer_layer_norm"),
+        ],
+        activation: Activation::GeluTanh,
+        embeddings: Some(NarrowEmbeddings {
+            default: 128,
+            projection: "encoder.embedding_hidden_mapping_in",
+            always: true,
+        }),
+        groups: true,
         ..ROBERTA
     },
 ];
@@ -105,20 +152,37 @@ const ROBERTA: BertFamily = BertFamily {
     head: ["classifier.dense", "classifier.out_proj"],
     head_activation: HeadActivation::Tanh,
     keys: &[],
+    layers: "encoder.layer.*",
     tensors: &[],
     token_types: true,
-    embedding_size: None,
+    activation: Activation::Gelu,
+    embeddings: None,
+    groups: false,
 };
+
+impl BertFamily {
+    /// Name of a layer's tensor, without the prefix and `.weight` or `.bias`.
+    fn tensor(&self, layer: usize, tensor: &str) -> String {
+        let tensor = self.tensors.iter().find(|(own, _)| *own == tensor).map_or(tensor, |(_, here)| here);
+        format!("{}.{tensor}", self.layers.replace('*', &layer.to_string()))
+    }
+}
 
 /// Neutral keys: of training, and of absent heads.
 pub(super) const NEUTRAL: &[&str] = &[
     "attention_probs_dropout_prob",
     "classifier_dropout",
+    "classifier_dropout_prob",
     "directionality",
+    // of ALBERT's first implementation, read by no other
+    "down_scale_factor",
     "dropout",
+    "gap_size",
     "gradient_checkpointing",
     "hidden_dropout_prob",
     "id2label",
+    "net_structure_type",
+    "num_memory_blocks",
     "output_past",
     "pooler_fc_size",
     "pooler_num_attention_heads",
@@ -154,8 +218,14 @@ pub(super) const NEUTRAL: &[&str] = &[
 #[derive(Clone, Debug, Serialize)]
 struct BertConfig {
     hidden_size: u64,
+    /// Columns of the embeddings if they are projected.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    embedding_size: Option<u64>,
     intermediate_size: u64,
     num_hidden_layers: usize,
+    /// Number of different layers, if they are shared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    num_hidden_groups: Option<usize>,
     num_attention_heads: u64,
     vocab_size: u64,
     /// Rows of the position table.
@@ -170,11 +240,12 @@ struct BertConfig {
 impl BertConfig {
     fn read(keys: &Keys<'_>, row: &BertFamily) -> Result<Self, FamilyError> {
         let or = |key: &str, default: u64| if keys.get(key).is_some() { keys.size(key) } else { Ok(default) };
-        let activation = match keys.str("hidden_act")?.unwrap_or("gelu") {
-            "gelu" => Activation::Gelu,
-            "gelu_new" | "gelu_pytorch_tanh" => Activation::GeluTanh,
-            "silu" | "swish" => Activation::Silu,
-            _ => return Err(keys.value("hidden_act", "\"gelu\", \"gelu_new\" or \"silu\"")),
+        let activation = match keys.str("hidden_act")? {
+            None => row.activation,
+            Some("gelu") => Activation::Gelu,
+            Some("gelu_new" | "gelu_pytorch_tanh") => Activation::GeluTanh,
+            Some("silu" | "swish") => Activation::Silu,
+            Some(_) => return Err(keys.value("hidden_act", "\"gelu\", \"gelu_new\" or \"silu\"")),
         };
         if keys.str("position_embedding_type")?.is_some_and(|kind| kind != "absolute") {
             return Err(keys.value("position_embedding_type", "\"absolute\""));
@@ -193,15 +264,32 @@ impl BertConfig {
         }
         let padding = keys.u64("pad_token_id")?;
         let hidden_size = keys.size("hidden_size")?;
-        if let Some(default) = row.embedding_size
-            && or("embedding_size", default)? != hidden_size
-        {
-            return Err(keys.value("embedding_size", &format!("{hidden_size}, as hidden_size")));
+        let embedding_size = match row.embeddings {
+            Some(embeddings) => {
+                let size = or("embedding_size", embeddings.default)?;
+                if size > hidden_size {
+                    return Err(keys.value("embedding_size", &format!("at most {hidden_size}, as hidden_size")));
+                }
+                (embeddings.always || size < hidden_size).then_some(size)
+            }
+            None => None,
+        };
+        let num_hidden_layers = keys.size("num_hidden_layers")?;
+        if row.groups {
+            let groups = or("num_hidden_groups", 1)?;
+            if !num_hidden_layers.is_multiple_of(groups) {
+                return Err(keys.value("num_hidden_groups", &format!("a divisor of {num_hidden_layers} layers")));
+            }
+            if or("inner_group_num", 1)? != 1 {
+                return Err(keys.value("inner_group_num", "1: a group has one layer"));
+            }
         }
         let config = BertConfig {
             hidden_size,
+            embedding_size,
             intermediate_size: keys.size("intermediate_size")?,
-            num_hidden_layers: keys.size("num_hidden_layers")? as usize,
+            num_hidden_layers: num_hidden_layers as usize,
+            num_hidden_groups: if row.groups { Some(or("num_hidden_groups", 1)? as usize) } else { None },
             num_attention_heads: keys.size("num_attention_heads")?,
             vocab_size: keys.size("vocab_size")?,
             max_position_embeddings: keys.size("max_position_embeddings")?,
@@ -253,7 +341,8 @@ impl Tensors<'_, '_> {
     fn encoder(mut self, purpose: Purpose) -> Result<Encoder> {
         let (config, row) = (self.config, self.row);
         let hidden = config.hidden_size;
-        let embedding = self.table("word_embeddings", config.vocab_size, "vocab_size, hidden_size")?;
+        let embedding_size = config.embedding_size.unwrap_or(hidden);
+        let embedding = self.table("word_embeddings", config.vocab_size, "vocab_size, the size of embeddings")?;
         let positions = self.table("position_embeddings", config.max_position_embeddings, "max_position_embeddings")?;
         let positions = positions.slice(config.first_position..config.max_position_embeddings)?;
         // GGUF files of DistilBERT have none
@@ -262,7 +351,9 @@ impl Tensors<'_, '_> {
             EncoderNaming::Gguf => self.ledger.has("token_types.weight"),
         };
         let token_types = token_types
-            .then(|| self.table("token_type_embeddings", config.type_vocab_size, "type_vocab_size, hidden_size"))
+            .then(|| {
+                self.table("token_type_embeddings", config.type_vocab_size, "type_vocab_size, the size of embeddings")
+            })
             .transpose()?;
         let head = match &purpose {
             Purpose::SequenceClassification(classification) => {
@@ -270,18 +361,39 @@ impl Tensors<'_, '_> {
             }
             _ => {
                 let pooler = self.naming.name("pooler.*");
-                let heads = ["cls.*", "lm_head.*", "vocab_*", "discriminator_predictions.*", "generator_*"];
+                let heads = [
+                    "cls.*",
+                    "lm_head.*",
+                    "vocab_*",
+                    "discriminator_predictions.*",
+                    "generator_*",
+                    "predictions.*",
+                    "sop_classifier.*",
+                ];
                 ignore_heads(self.ledger, &[&[pooler.as_str()], &heads[..]].concat());
                 None
             }
         };
         self.ledger.ignore(&self.naming.name("embeddings.position_ids"), "positions are computed");
+        let embedding_norm = self.norm("embeddings.LayerNorm", "embedding_norm", embedding_size)?;
+        let embedding_projection = match (row.embeddings, config.embedding_size) {
+            (Some(embeddings), Some(size)) => {
+                let (name, because) = ("embedding_projection", "hidden_size, embedding_size");
+                Some(self.linear(embeddings.projection, name, Role::Table, [hidden, size], because)?)
+            }
+            _ => None,
+        };
+        // all layers of a group are the same
+        let groups = config.num_hidden_groups.unwrap_or(config.num_hidden_layers);
+        let layers = (0..groups).map(|index| self.layer(index)).collect::<Result<Vec<_>>>()?.into_iter();
+        let layers = layers.flat_map(|layer| repeat_n(layer, config.num_hidden_layers / groups)).collect();
         Ok(Encoder {
             embedding,
             positions: Some(positions.clone()),
             token_types,
-            embedding_norm: Some(self.norm("embeddings.LayerNorm", "embedding_norm")?),
-            layers: (0..config.num_hidden_layers).map(|index| self.layer(index)).collect::<Result<_>>()?,
+            embedding_norm: Some(embedding_norm),
+            embedding_projection,
+            layers,
             final_norm: None,
             head,
             rope: [None, None],
@@ -302,7 +414,8 @@ impl Tensors<'_, '_> {
     fn layer(&mut self, index: usize) -> Result<EncoderLayer> {
         let config = self.config;
         let (hidden, width) = (config.hidden_size, config.intermediate_size);
-        let name = |part: &str| format!("encoder.layer.{index}.{part}");
+        let row = self.row;
+        let name = |part: &str| row.tensor(index, part);
         let square = "hidden_size, hidden_size";
         let mut qkv = |tensor: &str, own| {
             self.linear(&name(&format!("attention.self.{tensor}")), own, Role::AttentionQkv, [hidden, hidden], square)
@@ -330,7 +443,7 @@ impl Tensors<'_, '_> {
             activation: config.activation,
         };
         let mut of_sum = |tensor: &str, own| -> Result<Norms> {
-            Ok(Norms { before: None, after: None, of_sum: Some(self.norm(&name(tensor), own)?), scaling: None })
+            Ok(Norms { before: None, after: None, of_sum: Some(self.norm(&name(tensor), own, hidden)?), scaling: None })
         };
         let layer = Layer {
             form: LayerForm::Sequential,
@@ -355,33 +468,22 @@ impl Tensors<'_, '_> {
         Ok(Head { dense, activation: self.row.head_activation, norm: None, output })
     }
 
-    /// Name of a tensor in the file, without `.weight` or `.bias`.
-    fn name(&self, tensor: &str) -> String {
-        let renamed = |name: String| match self.row.tensors.iter().find(|(own, _)| name.ends_with(own)) {
-            Some((own, here)) => format!("{}{here}", name.strip_suffix(own).unwrap_or_default()),
-            None => name,
-        };
-        match (tensor.strip_prefix("encoder.layer."), self.row.tensors.first()) {
-            (Some(rest), Some((_, layers))) => self.naming.name(&renamed(format!("{layers}.{rest}"))),
-            _ => self.naming.name(tensor),
-        }
-    }
-
     fn table(&mut self, name: &str, rows: u64, because: &str) -> Result<SourceWeight> {
         let name = format!("{}.weight", self.naming.name(&format!("embeddings.{name}")));
-        take(self.ledger, &name, &[rows, self.config.hidden_size], because)
+        let columns = self.config.embedding_size.unwrap_or(self.config.hidden_size);
+        take(self.ledger, &name, &[rows, columns], because)
     }
 
-    fn norm(&mut self, tensor: &str, name: &'static str) -> Result<Norm> {
-        let tensor = self.name(tensor);
+    fn norm(&mut self, tensor: &str, name: &'static str, width: u64) -> Result<Norm> {
+        let tensor = self.naming.name(tensor);
         // the first files have TensorFlow's names
         let [gain, bias] = match self.ledger.has(&format!("{tensor}.gamma")) {
             true => ["gamma", "beta"],
             false => ["weight", "bias"],
         };
-        let shape = [self.config.hidden_size];
-        let gain = take(self.ledger, &format!("{tensor}.{gain}"), &shape, "hidden_size")?;
-        let bias = take(self.ledger, &format!("{tensor}.{bias}"), &shape, "hidden_size")?;
+        let because = if width == self.config.hidden_size { "hidden_size" } else { "embedding_size" };
+        let gain = take(self.ledger, &format!("{tensor}.{gain}"), &[width], because)?;
+        let bias = take(self.ledger, &format!("{tensor}.{bias}"), &[width], because)?;
         Ok(Norm::layer(name, gain, Some(bias), self.config.layer_norm_eps))
     }
 
@@ -393,9 +495,41 @@ impl Tensors<'_, '_> {
         shape: [u64; 2],
         because: &str,
     ) -> Result<Linear> {
-        let tensor = self.name(tensor);
+        let tensor = self.naming.name(tensor);
         let weight = take(self.ledger, &format!("{tensor}.weight"), &shape, because)?;
         let bias = Some(take(self.ledger, &format!("{tensor}.bias"), &shape[..1], because)?);
         Ok(Linear { name, role, weight, bias })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// Keys that this graph can't express are refused by name.
+    #[test]
+    fn other_groups_and_sizes_are_refused() {
+        let base = json!({
+            "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 3, "vocab_size": 50,
+            "max_position_embeddings": 64, "embedding_size": 16
+        });
+        for (family, key, value) in [
+            ("albert", "num_hidden_groups", 3),
+            ("albert", "inner_group_num", 2),
+            ("albert", "embedding_size", 25),
+            ("electra", "embedding_size", 25),
+        ] {
+            let row = ROWS.iter().find(|row| row.name == family).unwrap();
+            let read = |config: &Json| {
+                BertConfig::read(&Keys::new("config.json", "", config.as_object().unwrap()), row)
+                    .map_err(|error| error.to_string())
+            };
+            let mut config = base.clone();
+            assert!(read(&config).is_ok(), "{family}");
+            config[key] = json!(value);
+            let error = read(&config).unwrap_err();
+            assert!(error.contains(key), "{error}");
+        }
     }
 }

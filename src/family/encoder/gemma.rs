@@ -34,6 +34,7 @@ pub(crate) fn open(
         positions: None,
         token_types: None,
         embedding_norm: None,
+        embedding_projection: None,
         layers,
         final_norm: Some(final_norm),
         head: None,
