@@ -22,7 +22,7 @@ use rayon::prelude::*;
 use safetensors::SafeTensors;
 use serde_json::{Value as Json, json};
 
-const CASES: [&str; 21] = [
+const CASES: [&str; 23] = [
     "bert-mean",
     "bert-reranker",
     "roberta-mean",
@@ -36,6 +36,8 @@ const CASES: [&str; 21] = [
     "electra-small",
     "albert-mean",
     "albert-groups",
+    "mpnet-mean",
+    "mpnet-labels",
     "modernbert-cls",
     "modernbert-labels",
     "modernbert-rank",
@@ -173,6 +175,20 @@ fn hidden_states_vectors_and_logits_agree_with_transformers_in_every_form() {
         1
     });
     assert_eq!(compared.sum::<usize>(), CASES.len() * forms.len());
+}
+
+/// Biases of attention are the same for all tokens that are farther apart than 128.
+#[test]
+fn biases_of_distant_tokens_agree_with_transformers() {
+    let golden = Golden::read(&fixture("mpnet-mean").join("golden-long.safetensors"));
+    assert_eq!(golden.text.ids.len(), 150);
+    for sets in [&[][..], &["attention=grouped", "layout=bc1s"], &["lengths.fixed=[48, 160]"]] {
+        let room = tempfile::tempdir().unwrap();
+        let model = convert(&fixture("mpnet-mean"), &room.path().join("b"), sets);
+        let embedder = Embedder::new(&model, None).unwrap();
+        assert!(cosine(&embedder.embed(&golden.text).unwrap(), &golden.tensors["embedding"]) > 0.99999, "{sets:?}");
+        assert!(cosine(&embedder.states(&golden.text).unwrap(), &golden.tensors["hidden.2"]) > 0.99999, "{sets:?}");
+    }
 }
 
 #[test]
@@ -313,7 +329,7 @@ fn texts_are_prepared_as_sentence_transformers_does() {
 /// The gates that need no golden, and the golden that anec makes itself, pass.
 #[test]
 fn bundles_pass_the_gates() {
-    for case in ["bert-mean", "albert-mean", "modernbert-labels", "qwen3-embedding"] {
+    for case in ["bert-mean", "albert-mean", "mpnet-labels", "modernbert-labels", "qwen3-embedding"] {
         let room = tempfile::tempdir().unwrap();
         let out = room.path().join("b");
         convert(&fixture(case), &out, &[]);

@@ -23,6 +23,10 @@ pub struct HostFacts {
     /// added to its embedding: 0 for a text, 1 for the second text of a pair.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_types: Option<String>,
+    /// Name of the table of attention biases by distance, f32 `[2 r + 1, heads]`, if there is one. Row `r + d` is added
+    /// to the scores of a token for the token `d` positions after it; beyond `r`, the first or last row is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attention_bias: Option<String>,
     /// Name of the table of per-layer embeddings, fp16 `[vocab_size, layers * width]`, if there is one: a token's
     /// vectors for all layers, in order.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -98,6 +98,10 @@ pub enum PortRole {
     BandMask {
         /// Largest distance.
         band: u64,
+        /// Whether the mask is `[1, heads, T, T]` and has the host's
+        /// [`attention_bias`](crate::HostFacts::attention_bias) in place of 0.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        biased: bool,
     },
     /// `[1, 1, S, T]`: 1 where token t is written to slot s, its position mod S, else 0.
     KvWriteMask,

@@ -27,6 +27,8 @@ const ROTATION: &str = "rotation";
 /// Names of the tables of learned positions and of token types.
 const POSITIONS: &str = "positions";
 const TOKEN_TYPES: &str = "token_types";
+/// Name of the table of attention biases.
+const ATTENTION_BIAS: &str = "attention_bias";
 
 /// Names of the projections after pooling.
 pub fn projections(projections: &[HostProjection]) -> Vec<Projection> {
@@ -40,7 +42,12 @@ pub fn projections(projections: &[HostProjection]) -> Vec<Projection> {
 
 /// Named f32 matrices of the file.
 fn matrices(host: &HostTensors) -> Vec<(String, &SourceWeight)> {
-    let single = [(ROTATION, &host.rotation), (POSITIONS, &host.positions), (TOKEN_TYPES, &host.token_types)];
+    let single = [
+        (ROTATION, &host.rotation),
+        (POSITIONS, &host.positions),
+        (TOKEN_TYPES, &host.token_types),
+        (ATTENTION_BIAS, &host.attention_bias),
+    ];
     let single = single.into_iter().filter_map(|(name, matrix)| Some((name.to_owned(), matrix.as_ref()?)));
     let named = projections(&host.projections);
     let projected = host.projections.iter().zip(named).flat_map(|(projection, named)| {
@@ -119,6 +126,7 @@ pub fn write(path: &Path, host: &HostTensors, overflow: Overflow, progress: &Pro
         embedding_size: host.embedding_size,
         positions: named(&host.positions, POSITIONS),
         token_types: named(&host.token_types, TOKEN_TYPES),
+        attention_bias: named(&host.attention_bias, ATTENTION_BIAS),
         per_layer_embedding: named(&host.per_layer_embedding, PER_LAYER_EMBEDDING),
         rope,
         rotation: named(&host.rotation, ROTATION),
@@ -146,6 +154,7 @@ mod tests {
             positions: None,
             token_types: None,
             embedding_size: None,
+            attention_bias: None,
             per_layer_embedding: None,
             projections: Vec::new(),
         };
@@ -176,6 +185,7 @@ mod tests {
             positions: None,
             token_types: None,
             embedding_size: None,
+            attention_bias: None,
             per_layer_embedding: None,
             projections: Vec::new(),
         };

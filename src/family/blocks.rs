@@ -66,6 +66,8 @@ pub struct Graph<'a> {
     pub shared: BTreeMap<usize, SharedKeyValues>,
     /// Rotary tables widened to heads, by their source and width.
     wide: Vec<(rope::Rotation, u64, rope::Rotation)>,
+    /// Parts of masks with biases of heads, by the mask and the first head.
+    head_masks: BTreeMap<(ValueId, u64), ValueId>,
     weights: &'a mut dyn EmitWeight,
     error: Option<Error>,
 }
@@ -80,6 +82,7 @@ impl<'a> Graph<'a> {
             state_values: Vec::new(),
             shared: BTreeMap::new(),
             wide: Vec::new(),
+            head_masks: BTreeMap::new(),
             weights,
             error: None,
         }

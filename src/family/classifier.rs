@@ -82,7 +82,7 @@ impl Classifier {
             cos: ports.input(g, "rope_cos", PortRole::RopeCos { table: table() }, waves.clone()),
             sin: ports.input(g, "rope_sin", PortRole::RopeSin { table: table() }, waves),
         };
-        let band = PortRole::BandMask { band: self.config.band };
+        let band = PortRole::BandMask { band: self.config.band, biased: false };
         let mask = ports.input(g, "attn_mask", band, vec![one.clone(), one, tokens.clone(), tokens]);
         let shared = BandInputs { rotation: Some(rotation), mask };
         let mut task = None;
@@ -208,6 +208,7 @@ impl FamilyModel for Classifier {
             positions: None,
             token_types: None,
             embedding_size: None,
+            attention_bias: None,
             per_layer_embedding: None,
             projections: Vec::new(),
         })

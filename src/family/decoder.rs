@@ -403,6 +403,7 @@ impl FamilyModel for Decoder {
             positions: None,
             token_types: None,
             embedding_size: None,
+            attention_bias: None,
             rope: rope.into_iter().chain(queries).chain(local).collect(),
             rotation,
             per_layer_embedding: self.per_layer_embedding.clone(),

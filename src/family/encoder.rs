@@ -12,7 +12,7 @@
 //! hidden states. Sums and norms depend on the family:
 //! | module | family |
 //! |---|---|
-//! | [`bert`] | BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, ELECTRA, ALBERT |
+//! | [`bert`] | BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, ELECTRA, ALBERT, MPNet |
 //! | [`modernbert`] | ModernBERT |
 //! | [`nomic`] | NomicBERT |
 //! | [`gemma`] | EmbeddingGemma: bidirectional Gemma 3 |
@@ -71,6 +71,8 @@ struct Encoder {
     embedding_norm: Option<Norm>,
     /// Projection of the normed sum to hidden states.
     embedding_projection: Option<Linear>,
+    /// Attention biases by distance, `[2 r + 1, heads]`, of all layers.
+    attention_bias: Option<SourceWeight>,
     layers: Vec<EncoderLayer>,
     /// Norm of the last layer's output.
     final_norm: Option<Norm>,
@@ -176,8 +178,11 @@ impl Encoder {
             }
         });
         // the distance of two tokens is less than the text's length
-        let role = PortRole::BandMask { band: band.unwrap_or(self.facts.max_position_embeddings) };
-        let mask = ports.input(g, &format!("attn_mask{suffix}"), role, vec![one.clone(), one, tokens.clone(), tokens]);
+        let biases = self.attention_bias.as_ref();
+        let band = band.unwrap_or(self.facts.max_position_embeddings);
+        let role = PortRole::BandMask { band, biased: biases.is_some() };
+        let heads = Dim::Fixed(biases.map_or(1, SourceWeight::columns));
+        let mask = ports.input(g, &format!("attn_mask{suffix}"), role, vec![one, heads, tokens.clone(), tokens]);
         BandInputs { rotation, mask }
     }
 
@@ -289,6 +294,7 @@ impl FamilyModel for Encoder {
             positions: positions.map(|table| table.slice(0..context)).transpose()?,
             token_types: self.token_types.clone(),
             embedding_size: self.embedding_size(),
+            attention_bias: self.attention_bias.clone(),
             rope: tables.collect(),
             rotation: None,
             per_layer_embedding: None,

@@ -228,6 +228,8 @@ pub struct HostTensors {
     pub token_types: Option<SourceWeight>,
     /// Columns of the tables above if they have fewer than `hidden_size`.
     pub embedding_size: Option<u64>,
+    /// Attention biases by distance, `[2 r + 1, heads]`.
+    pub attention_bias: Option<SourceWeight>,
     /// Rotary tables.
     pub rope: Vec<RopeTables>,
     /// Rotation `Q` of hidden states, `[hidden_size, hidden_size]`, if they are rotated: a row of hidden states is the

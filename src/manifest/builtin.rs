@@ -40,6 +40,7 @@ macro_rules! builtin {
 
 const ALL: &[Builtin] = builtin![
     "all-minilm-l6-v2",
+    "all-mpnet-base-v2",
     "bge-m3",
     "command-r7b",
     "demo",

@@ -254,6 +254,7 @@ pub fn bundle(form: &FakeOptions) -> Bundle {
             positions: None,
             token_types: None,
             embedding_size: None,
+            attention_bias: None,
             per_layer_embedding: None,
             rope: vec![RopeTable {
                 table: "rope".into(),

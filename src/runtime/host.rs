@@ -23,6 +23,7 @@ pub struct HostTables {
     rotation: Option<Matrix>,
     positions: Option<Matrix>,
     token_types: Option<Matrix>,
+    attention_bias: Option<Matrix>,
     per_layer: Option<Matrix>,
     num_layers: usize,
     projections: Vec<(Matrix, Option<Matrix>, ProjectionActivation)>,
@@ -148,6 +149,12 @@ impl HostTables {
             Ok(Some(table))
         };
         let (positions, token_types) = (table(&bundle.host.positions)?, table(&bundle.host.token_types)?);
+        let attention_bias =
+            bundle.host.attention_bias.as_ref().map(|name| tensors.matrix(name, Dtype::F32)).transpose()?;
+        if let Some(matrix) = attention_bias.as_ref().filter(|bias| bias.rows % 2 == 0) {
+            let problem = format!("there are attention biases for {} distances, expected an odd number", matrix.rows);
+            return Err(RuntimeError::bundle(file.path(), problem).into());
+        }
         let mut projections = Vec::new();
         let mut width = size;
         for projection in bundle.model.embedding().map_or(&[][..], |embedding| &embedding.projections) {
@@ -170,6 +177,7 @@ impl HostTables {
             rotation,
             positions,
             token_types,
+            attention_bias,
             per_layer,
             num_layers,
             projections,
@@ -180,6 +188,11 @@ impl HostTables {
     /// Returns the matrix that rotates hidden states, if any.
     pub(super) fn rotation(&self) -> Option<Array2<f32>> {
         Some(self.whole(self.rotation.as_ref()?))
+    }
+
+    /// Returns the attention biases by distance, `[2 r + 1, heads]`, if any.
+    pub(super) fn attention_bias(&self) -> Option<Array2<f32>> {
+        Some(self.whole(self.attention_bias.as_ref()?))
     }
 
     /// Returns the projections of the pooled vector, in their order.

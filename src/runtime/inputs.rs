@@ -8,6 +8,7 @@ use super::host::{HostTables, RopeChoice, RotaryPart, TokenRun};
 use super::plan::Chunk;
 use anec_bundle::{MASKED, Port, PortDim, PortRole};
 use anec_exec::{Tensor, TensorData};
+use ndarray::Array2;
 
 /// Builder of the inputs of all functions for one chunk of tokens. Equal inputs are built once.
 pub struct InputBuilder<'a> {
@@ -155,7 +156,14 @@ impl<'a> InputBuilder<'a> {
             PortRole::AttentionMask { window } => self.attention_mask(slots(port, 3)?, *window, values),
             PortRole::PastMask { window } => self.past_mask(slots(port, 3)?, *window, values),
             PortRole::CallMask { window } => self.call_mask(*window, values),
-            PortRole::BandMask { band } => self.band_mask(*band, values),
+            PortRole::BandMask { band, biased: false } => self.band_mask(*band, values),
+            PortRole::BandMask { band, biased: true } => {
+                let biases = self.host.attention_bias().ok_or_else(unexpected)?;
+                if biases.ncols() as u64 != slots(port, 1)? {
+                    return Err(misfit(port, &shape_of(port, self.chunk.size), biases.ncols() * size * size));
+                }
+                self.biased_mask(*band, &biases, values);
+            }
             PortRole::KvWriteMask => self.kv_write_mask(slots(port, 2)?, values),
             PortRole::TokenOrder => values.extend(token_order(self.chunk.size, slots(port, 1)? - 1)),
             PortRole::PreviousHidden => {
@@ -231,6 +239,23 @@ impl<'a> InputBuilder<'a> {
         for (t, row) in mask.chunks_exact_mut(size as usize).enumerate() {
             let t = t as u64;
             row[t.saturating_sub(band).min(real) as usize..(t + band + 1).min(real) as usize].fill(0.0);
+        }
+    }
+
+    /// Band mask `[heads, T, T]` with a bias for each head and distance.
+    fn biased_mask(&self, band: u64, biases: &Array2<f32>, mask: &mut Vec<f32>) {
+        let Chunk { real, size } = self.chunk;
+        let reach = biases.nrows() as u64 / 2;
+        mask.resize(biases.ncols() * (size * size) as usize, MASKED);
+        for (plane, of_head) in mask.chunks_exact_mut((size * size) as usize).zip(biases.columns()) {
+            for (t, row) in plane.chunks_exact_mut(size as usize).enumerate() {
+                let t = t as u64;
+                for seen in t.saturating_sub(band).min(real)..(t + band + 1).min(real) {
+                    // rows of tokens before and after the token, up to `reach` apart
+                    let distance = (seen + reach).saturating_sub(t).min(2 * reach);
+                    row[seen as usize] = of_head[distance as usize];
+                }
+            }
         }
     }
 

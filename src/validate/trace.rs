@@ -57,8 +57,9 @@ impl Places {
             if magnitude && op.operands().any(|id| named.contains(&id)) {
                 named.extend(&op.outputs);
             }
-            // a mask may be repeated for groups of heads before it is added
-            if matches!(op.operator.as_str(), "add" | "concat") && op.operands().any(|id| masked.contains(&id)) {
+            // a mask may be repeated for groups of heads, or divided into those of single heads, before it is added
+            let spreads = matches!(op.operator.as_str(), "add" | "concat" | "slice_by_index");
+            if spreads && op.operands().any(|id| masked.contains(&id)) {
                 masked.extend(&op.outputs);
             }
         }

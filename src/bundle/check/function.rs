@@ -165,6 +165,10 @@ fn fits(bundle: &Bundle, entry: &FunctionEntry, port: &Port, t: u64) -> bool {
             matches!(shape[..], [1, 1, rows, s] if rows == t && slots(s))
         }
         PortRole::KvWriteMask => matches!(shape[..], [1, 1, s, columns] if columns == t && slots(s)),
+        PortRole::BandMask { biased: true, .. } => {
+            bundle.host.attention_bias.is_some()
+                && matches!(shape[..], [1, heads, rows, columns] if heads > 0 && rows == t && columns == t)
+        }
         PortRole::BandMask { .. } | PortRole::CallMask { .. } => shape == [1, 1, t, t],
         PortRole::Cache { .. } => matches!(shape[..], [1, _, s, _] if slots(s)) && shape == port.shape_at(0),
         PortRole::CacheRows { .. } => matches!(shape[..], [1, _, rows, _] if rows == t),

@@ -164,9 +164,28 @@ fn every_contradiction_is_found() {
     }
 }
 
-/// Embeddings aren't larger than hidden states.
+/// Masks with biases need the host's table, and embeddings aren't larger than hidden states.
 #[test]
-fn narrow_embeddings_are_checked() {
+fn biased_masks_and_narrow_embeddings_are_checked() {
+    let biased = |table: bool, heads: u64| {
+        let mut json = sound();
+        if table {
+            json["host"]["attention_bias"] = json!("attention_bias");
+        }
+        for function in json["functions"].as_array_mut().unwrap() {
+            if function["package"] == "layer_1.mlpackage" {
+                let tokens = function["tokens"]["fixed"].clone();
+                let mask = json!({"name": "band", "role": "band_mask", "band": 4, "biased": true, "shape": [1, heads, tokens, tokens]});
+                function["inputs"].as_array_mut().unwrap().push(mask);
+            }
+        }
+        findings(json)
+    };
+    assert_eq!(biased(true, 3), Vec::<String>::new());
+    for (table, heads) in [(false, 3), (true, 0)] {
+        let found = biased(table, heads);
+        assert!(found.iter().any(|finding| finding.contains("`band` has shape")), "{found:?}");
+    }
     for (columns, sound_size) in [(1, true), (8, true), (0, false), (9, false)] {
         let mut json = sound();
         json["host"]["embedding_size"] = json!(columns);

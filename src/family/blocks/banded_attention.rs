@@ -4,6 +4,8 @@
 //! no states. A sink is a learned score for each head without a value (arXiv:2309.17453; gpt-oss): it takes a part of
 //! the weight, so that a head may attend to nothing.
 
+use std::ops::Range;
+
 use super::Graph;
 use super::attention::{Attention, merge_heads, sink_scores, softmax_product, split_heads};
 use super::linear::{Linear, linear};
@@ -68,7 +70,7 @@ impl BandedAttention {
 pub struct BandInputs {
     /// Rotation; `None` for layers without RoPE.
     pub rotation: Option<Rotation>,
-    /// Mask `[1, 1, T, T]`, added to the scores.
+    /// Mask `[1, 1, T, T]`, or with biases of heads `[1, heads, T, T]`, added to the scores.
     pub mask: ValueId,
 }
 
@@ -110,6 +112,7 @@ pub fn banded_attention(
                         let sinks = sinks.map(|sinks| g.ops.slice(sinks, 1, queries));
                         let key = g.ops.slice(key, 1, head..head + 1);
                         let value = g.ops.slice(value, 1, head..head + 1);
+                        let mask = mask_of_heads(g, mask, head * group..(head + 1) * group);
                         softmax_product(g, query, key, value, mask, sinks, weights.softcap)
                     })
                 })
@@ -134,4 +137,17 @@ pub fn banded_attention(
     };
     let merged = merge_heads(g, merged, heads * width);
     linear(g, merged, &weights.output)
+}
+
+/// Mask of a group of heads. Layers of a function share the parts of its mask.
+fn mask_of_heads(g: &mut Graph<'_>, mask: ValueId, heads: Range<u64>) -> ValueId {
+    if g.ops.ty(mask).shape[1].fixed() == Some(1) {
+        return mask;
+    }
+    if let Some(part) = g.head_masks.get(&(mask, heads.start)) {
+        return *part;
+    }
+    let part = g.ops.slice(mask, 1, heads.clone());
+    g.head_masks.insert((mask, heads.start), part);
+    part
 }

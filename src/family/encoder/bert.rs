@@ -8,7 +8,8 @@
 //! x = norm(x + W_down gelu(W_up x))
 //! ```
 //!
-//! ALBERT (arXiv:1909.11942) repeats the layers of its groups.
+//! ALBERT (arXiv:1909.11942) repeats the layers of its groups. MPNet (arXiv:2004.09297) adds a bias to the scores of
+//! attention, by head and distance.
 
 use std::iter::repeat_n;
 
@@ -61,6 +62,8 @@ pub(super) struct BertFamily {
     embeddings: Option<NarrowEmbeddings>,
     /// Whether layers are shared, `num_hidden_groups` of them.
     groups: bool,
+    /// Whether attention has biases by distance.
+    relative_bias: bool,
 }
 
 /// Embeddings with a size of their own.
@@ -140,6 +143,20 @@ pub(super) const ROWS: &[BertFamily] = &[
         groups: true,
         ..ROBERTA
     },
+    BertFamily {
+        name: "mpnet",
+        prefix: "mpnet.",
+        tensors: &[
+            ("attention.self.query", "attention.attn.q"),
+            ("attention.self.key", "attention.attn.k"),
+            ("attention.self.value", "attention.attn.v"),
+            ("attention.output.dense", "attention.attn.o"),
+            ("attention.output.LayerNorm", "attention.LayerNorm"),
+        ],
+        token_types: false,
+        relative_bias: true,
+        ..ROBERTA
+    },
 ];
 
 /// Row for GGUF files, which have no unused rows of positions and one set of head names.
@@ -158,6 +175,7 @@ const ROBERTA: BertFamily = BertFamily {
     activation: Activation::Gelu,
     embeddings: None,
     groups: false,
+    relative_bias: false,
 };
 
 impl BertFamily {
@@ -165,6 +183,24 @@ impl BertFamily {
     fn tensor(&self, layer: usize, tensor: &str) -> String {
         let tensor = self.tensors.iter().find(|(own, _)| *own == tensor).map_or(tensor, |(_, here)| here);
         format!("{}.{tensor}", self.layers.replace('*', &layer.to_string()))
+    }
+}
+
+/// Buckets of distances in MPNet: half of them for tokens before, half for tokens after. The closest eight distances
+/// have buckets of their own; the others are divided by their logarithm.
+const BUCKETS: u64 = 32;
+
+/// Distance from which all tokens are in the last bucket.
+const FARTHEST: u64 = 128;
+
+/// Bucket of a distance to a token before, which is the same for a token after but for [`BUCKETS`] / 2:
+/// `8 + 8 log(distance / 8) / log(128 / 8)`.
+fn bucket(distance: u64) -> u64 {
+    match distance {
+        0..8 => distance,
+        // twice the logarithm to base 2 of distance / 8
+        8..FARTHEST => u64::from((distance * distance).ilog2()) + 2,
+        _ => BUCKETS / 2 - 1,
     }
 }
 
@@ -284,6 +320,14 @@ impl BertConfig {
                 return Err(keys.value("inner_group_num", "1: a group has one layer"));
             }
         }
+        if row.relative_bias {
+            if or("relative_attention_num_buckets", BUCKETS)? != BUCKETS {
+                return Err(keys.value("relative_attention_num_buckets", &BUCKETS.to_string()));
+            }
+            if padding.is_some_and(|token| row.padding != Some(token)) {
+                return Err(keys.value("pad_token_id", "1, behind which positions begin"));
+            }
+        }
         let config = BertConfig {
             hidden_size,
             embedding_size,
@@ -393,6 +437,7 @@ impl Tensors<'_, '_> {
             token_types,
             embedding_norm: Some(embedding_norm),
             embedding_projection,
+            attention_bias: if row.relative_bias { Some(self.attention_bias()?) } else { None },
             layers,
             final_norm: None,
             head,
@@ -468,6 +513,17 @@ impl Tensors<'_, '_> {
         Ok(Head { dense, activation: self.row.head_activation, norm: None, output })
     }
 
+    /// Biases of attention by distance, `[2 FARTHEST + 1, heads]`, the token farthest before first.
+    fn attention_bias(&mut self) -> Result<SourceWeight> {
+        let name = format!("{}.weight", self.naming.name("encoder.relative_attention_bias"));
+        let shape = [BUCKETS, self.config.num_attention_heads];
+        let table = take(self.ledger, &name, &shape, "relative_attention_num_buckets, num_attention_heads")?;
+        let before = (0..=FARTHEST).rev().map(bucket);
+        let after = (1..=FARTHEST).map(|distance| BUCKETS / 2 + bucket(distance));
+        let rows = before.chain(after).map(|bucket| table.slice(bucket..bucket + 1)).collect::<Result<_, _>>()?;
+        Ok(SourceWeight::concatenate(rows)?)
+    }
+
     fn table(&mut self, name: &str, rows: u64, because: &str) -> Result<SourceWeight> {
         let name = format!("{}.weight", self.naming.name(&format!("embeddings.{name}")));
         let columns = self.config.embedding_size.unwrap_or(self.config.hidden_size);
@@ -507,9 +563,18 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    /// Buckets as transformers computes them, with a logarithm.
+    #[test]
+    fn distances_have_the_buckets_of_their_logarithms() {
+        for distance in 8..1000u64 {
+            let logarithm = (distance as f32 / 8.0).ln() / 16f64.ln() as f32 * 8.0;
+            assert_eq!(bucket(distance), (8 + logarithm as u64).min(15), "{distance}");
+        }
+        assert_eq!([0, 7, 8, 11, 12, 16, 127, 128].map(bucket), [0, 7, 8, 8, 9, 10, 15, 15]);
+    }
     /// Keys that this graph can't express are refused by name.
     #[test]
-    fn other_groups_and_sizes_are_refused() {
+    fn other_groups_buckets_and_sizes_are_refused() {
         let base = json!({
             "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 3, "vocab_size": 50,
             "max_position_embeddings": 64, "embedding_size": 16
@@ -519,6 +584,8 @@ mod tests {
             ("albert", "inner_group_num", 2),
             ("albert", "embedding_size", 25),
             ("electra", "embedding_size", 25),
+            ("mpnet", "relative_attention_num_buckets", 64),
+            ("mpnet", "pad_token_id", 0),
         ] {
             let row = ROWS.iter().find(|row| row.name == family).unwrap();
             let read = |config: &Json| {

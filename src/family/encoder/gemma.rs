@@ -35,6 +35,7 @@ pub(crate) fn open(
         token_types: None,
         embedding_norm: None,
         embedding_projection: None,
+        attention_bias: None,
         layers,
         final_norm: Some(final_norm),
         head: None,

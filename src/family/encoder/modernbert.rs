@@ -210,6 +210,7 @@ impl Tensors<'_, '_> {
             token_types: None,
             embedding_norm: Some(self.norm("embeddings.norm", "embedding_norm")?),
             embedding_projection: None,
+            attention_bias: None,
             layers: (0..config.num_hidden_layers).map(|index| self.layer(index)).collect::<Result<_>>()?,
             final_norm: Some(self.norm("final_norm", "final_norm")?),
             head,

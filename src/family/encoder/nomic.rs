@@ -209,6 +209,7 @@ impl Tensors<'_, '_> {
             token_types: Some(self.table("token_type_embeddings", config.type_vocab_size, "type_vocab_size")?),
             embedding_norm: Some(self.norm(norm, "embedding_norm")?),
             embedding_projection: None,
+            attention_bias: None,
             layers: (0..config.num_hidden_layers).map(|index| self.layer(index)).collect::<Result<_>>()?,
             final_norm: None,
             head: None,
