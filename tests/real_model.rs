@@ -1,6 +1,6 @@
-//! The whole line on real models, Qwen2.5-Coder-0.5B-Instruct and Gemma 3 270M in Q4_K_M: from their GGUF to text. What
-//! is right comes from transformers (folders of the same names in tests/fixtures). Without the models every test says
-//! loudly that it didn't run.
+//! The whole line on real models, Qwen2.5-Coder-0.5B-Instruct and Gemma 3 270M in Q4_K_M and SmolLM2-135M-Instruct in
+//! Q4_1: from their GGUF to text. What is right comes from transformers (folders of the same names in tests/fixtures).
+//! Without the models every test says loudly that it didn't run.
 
 use crate::common::folder;
 use anec_testing as testing;
@@ -25,6 +25,7 @@ struct Real {
 
 const QWEN: Real = Real { file: "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf", fixture: "qwen2.5-coder-0.5b" };
 const GEMMA: Real = Real { file: "gemma-3-270m-q4_k_m.gguf", fixture: "gemma-3-270m" };
+const SMOLLM2: Real = Real { file: "smollm2-135m-instruct-q4_1.gguf", fixture: "smollm2-135m" };
 
 /// Ways of dividing 64 tokens into calls of at most 4.
 const CHUNKINGS: [&[u64]; 3] = [&[1], &[4], &[3, 1, 4, 2]];
@@ -124,6 +125,15 @@ fn without_quantization_gemma_says_what_transformers_says() {
     without_quantization(&GEMMA, &source, &out);
     // its own hidden states reach 104,000, more than fp16 can hold
     in_half_precision(&GEMMA, &out);
+}
+
+#[test]
+fn without_quantization_smollm2_says_what_transformers_says() {
+    let Some(source) = testing::real_model(SMOLLM2.file) else { return };
+    let room = tempfile::tempdir().unwrap();
+    let out = room.path().join("fp16");
+    without_quantization(&SMOLLM2, &source, &out);
+    in_half_precision(&SMOLLM2, &out);
 }
 
 /// Converts a model with fp16 weights; the logits and the continuations are transformers'.
