@@ -142,7 +142,7 @@ fn every_family_builds_in_every_form() {
                 "mtp.",
                 &behind,
             ];
-            let masks = [".attention.bias", ".attention.masked_bias"];
+            let masks = [".attention.bias", ".attention.masked_bias", ".attn.bias"];
             let other = |name: &String| {
                 !known.iter().any(|prefix| name.starts_with(prefix)) && !masks.iter().any(|end| name.ends_with(end))
             };

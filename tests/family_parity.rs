@@ -2,6 +2,7 @@
 //! and hidden states at every position, whatever the chunks that the tokens come in, from either kind of source.
 
 use crate::common::covering::covering;
+use crate::common::folder;
 use crate::common::forms::FORM;
 use crate::common::fp16_literals::Fp16Literals;
 
@@ -210,9 +211,14 @@ impl Runner {
             let tensor = match &port.role {
                 PortRole::Hidden => {
                     let mut rows = Vec::new();
-                    for token in chunk {
+                    for (position, token) in (first as u64..).zip(chunk) {
                         let mut row = vec![0f32; self.hidden_size];
                         self.host.embedding.read_rows(*token as u64, &mut row)?;
+                        if let Some(table) = &self.host.positions {
+                            let mut learned = row.clone();
+                            table.read_rows(position, &mut learned)?;
+                            row.iter_mut().zip(learned).for_each(|(sum, value)| *sum += value);
+                        }
                         rows.push(row);
                     }
                     self.hidden(&rows)
@@ -445,6 +451,7 @@ fn every_form_gives_the_same_logits() {
         "cohere-normed",
         "cohere2-types",
         "gpt_neox-default",
+        "gpt2-wide",
         "stablelm-parallel",
     ];
     names.par_iter().enumerate().for_each(|(number, name)| {
@@ -611,4 +618,33 @@ fn arithmetic_of_the_engine_stays_close_to_fp16() {
         tried
     });
     assert!(tried.sum::<usize>() >= 60);
+}
+
+/// Learned positions are added by the host: in all calls of a text, up to the last position, and by no other runtime.
+#[test]
+fn the_host_adds_learned_positions() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families/gpt2-default");
+    let room = tempfile::tempdir().unwrap();
+    let out = room.path().join("b");
+    let [source_name, out_name] = [&source, &out].map(|path| path.to_str().unwrap());
+    let convert =
+        |set: &str| folder::run(&["convert", "--source", source_name, "--out", out_name, "--no-compile", "--set", set]);
+    let (code, _, stderr) = convert("context=65");
+    assert!(code == 2 && stderr.contains("64 learned positions, too few for a context of 65"), "{stderr}");
+    let (code, _, stderr) = convert("quant.weights=none");
+    assert_eq!(code, 0, "{stderr}");
+    let bundle = anec::bundle::Bundle::read(&out).unwrap();
+    assert_eq!((bundle.model.contexts.as_slice(), bundle.host.rope.len()), (&[64][..], 0));
+    let golden = source.join("golden.safetensors");
+    let gates = ["--structure", "--numerics", "--parity", "--precision", "f32", "--golden", golden.to_str().unwrap()];
+    let (code, stdout, stderr) = folder::run(&[&["validate", out_name][..], &gates].concat());
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    let tokens = vec!["5"; 60].join(",");
+    let (code, stdout, stderr) = folder::run(&["run", out_name, "--ids", &tokens, "--max-tokens", "20"]);
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    let exported = room.path().join("exported");
+    for layout in ["--hf-swift", "--anemll"] {
+        let (code, _, stderr) = folder::run(&["export", out_name, layout, exported.to_str().unwrap()]);
+        assert!(code == 2 && stderr.contains("learned positions"), "{layout}: {stderr}");
+    }
 }

@@ -112,7 +112,7 @@ def golden(model, tokens, hidden=True):
         # output_hidden_states doesn't fit: its last entry has passed the final norm, and a multiplier of the embedding
         # may be applied before or after its first.
         base = getattr(model.base_model, "language_model", model.base_model)
-        layers = base.encoder.layer if hasattr(base, "encoder") else base.layers
+        layers = base.encoder.layer if hasattr(base, "encoder") else getattr(base, "layers", None) or base.h
         embeddings = getattr(base, "embeddings", None)
         first = getattr(embeddings, "LayerNorm", None) or getattr(embeddings, "norm", None) or layers[0]
         hooks.append(first.register_forward_pre_hook(entering, with_kwargs=True))

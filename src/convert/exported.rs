@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anec_base::output::partial_name;
 use anec_base::{Diagnostic, Fault, FileError, Result};
-use anec_bundle::{Bundle, BundleError, FunctionEntry};
+use anec_bundle::{Bundle, BundleError, FunctionEntry, Task};
 use anec_manifest::Overflow;
 use anec_mil::verify::infer_types;
 use anec_mil::{Constant, DataType, Dim, Function, FunctionBuilder, OpInput, Opset, Program, TensorType, ValueId};
@@ -42,6 +42,11 @@ pub(super) fn read(folder: &Path) -> Result<Bundle> {
     let bundle = Bundle::read(folder)?;
     if let Some(problem) = bundle.check().into_iter().next() {
         return Err(BundleError::Content { path: folder.join(anec_bundle::FILE_NAME), problem }.into());
+    }
+    if bundle.host.positions.is_some() && bundle.model.task == Task::TextGeneration {
+        let problem = "its host adds learned positions to the embeddings, which other runtimes don't do".into();
+        let help = "use it with anec, or by the book's page on bundles".into();
+        return Err(ExportError { path: folder.to_owned(), problem, help }.into());
     }
     if !bundle.gives_logits() {
         let problem = "its head gives only the largest logits, and other runtimes choose tokens from all".into();

@@ -140,6 +140,11 @@ pub fn resolve(manifest: &Manifest, source: &Source, model: &dyn FamilyModel) ->
     if model.facts().is_bidirectional() {
         long_calls(&mut manifest, model.facts().max_position_embeddings);
     }
+    if let (Some(positions), Contexts::One(context)) = (model.positions(), &Manifest::default().context)
+        && manifest.context == Manifest::default().context
+    {
+        manifest.context = Contexts::One(positions.min(*context));
+    }
     if manifest.transforms == Transforms::Auto && model.norms_behind_blocks() {
         scale_fixed_rows(&mut manifest.quant);
     }

@@ -18,6 +18,7 @@ use super::blocks::rope::Rotation;
 use super::blocks::state::{StateSpec, States};
 use super::blocks::{Graph, extents};
 use super::config::DecoderConfig;
+use super::error::FamilyError;
 use super::layer::{ExpertTask, Layer, Mixer, MixerInputs, Stream};
 use super::predictor::{OutsideLayers, Predictor};
 use super::rope::{LateQueryScale, QUERY_ROPE_TABLE};
@@ -49,6 +50,8 @@ pub struct Decoder {
     pub layers: Vec<Layer>,
     /// Token embedding `[vocab_size, hidden_size]`, without the multiplier.
     pub embedding: SourceWeight,
+    /// Learned positions `[max_position_embeddings, hidden_size]`.
+    pub positions: Option<SourceWeight>,
     /// Per-layer embeddings of tokens, `[vocab_size, layers * width]`.
     pub per_layer_embedding: Option<SourceWeight>,
     /// Final norm.
@@ -346,6 +349,10 @@ impl FamilyModel for Decoder {
         self.layers[layer].expert_counts()
     }
 
+    fn positions(&self) -> Option<u64> {
+        self.positions.as_ref().map(SourceWeight::rows)
+    }
+
     fn draft(&self) -> Option<&dyn FamilyModel> {
         self.draft.as_deref().map(|draft| draft as &dyn FamilyModel)
     }
@@ -398,9 +405,13 @@ impl FamilyModel for Decoder {
         let local = config.rope_local.as_ref().filter(|_| rotates(true));
         let local = local.map(|rope| rope.tables(LOCAL_ROPE_TABLE, context));
         let rotation = self.rotation.clone();
+        if let Some(positions) = self.positions().filter(|positions| *positions < context) {
+            return Err(FamilyError::Positions { context, positions }.into());
+        }
+        let positions = self.positions.as_ref().map(|table| table.slice(0..context)).transpose()?;
         Ok(HostTensors {
             embedding,
-            positions: None,
+            positions,
             token_types: None,
             embedding_size: None,
             attention_bias: None,

@@ -356,6 +356,11 @@ pub trait FamilyModel: Send + Sync {
         None
     }
 
+    /// Number of learned positions, if the model has them: no context can be longer.
+    fn positions(&self) -> Option<u64> {
+        None
+    }
+
     /// Next-token layer as a model, if it was opened with one. It shares this model's embedding and LM head.
     fn draft(&self) -> Option<&dyn FamilyModel> {
         None

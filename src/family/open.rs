@@ -315,6 +315,7 @@ fn assemble(
     };
     let per_layer_embedding = tensors.per_layer_embedding(&embedding)?;
     let embedding = tensors.scaled_embedding(&embedding)?;
+    let positions = tensors.positions()?;
     let final_norm = tensors.final_norm()?;
     let layers = (0..config.num_hidden_layers).map(|index| tensors.layer(index)).collect::<Result<Vec<_>>>()?;
     let facts = FamilyFacts {
@@ -337,6 +338,7 @@ fn assemble(
         facts,
         layers,
         embedding,
+        positions,
         per_layer_embedding,
         final_norm,
         head,

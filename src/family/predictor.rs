@@ -72,6 +72,7 @@ pub fn open(of: &Decoder, row: &'static super::row::DecoderFamily, ledger: &mut 
         facts,
         layers,
         embedding: of.embedding.clone(),
+        positions: None,
         per_layer_embedding: None,
         final_norm: own_norm,
         head: of.head.clone(),

@@ -267,6 +267,11 @@ pub struct SourceNames {
     pub tensors: &'static [(&'static str, &'static str)],
     /// Tensors with other names in GGUF: (usual name in transformers, name in GGUF).
     pub gguf_tensors: &'static [(&'static str, &'static str)],
+    /// Name of the list of layers in transformers.
+    pub layers: &'static str,
+    /// Whether projections of layers are stored as `[in, out]`, as transformers' `Conv1D` has them. GGUF files contain
+    /// `[out, in]`.
+    pub transposed: bool,
     /// Prefixes of tensors in published checkpoints: of text models, and within multimodal models.
     pub prefixes: [&'static str; 2],
     /// Patterns of tensors that published checkpoints have in place of the usual ones, for plans without weights.
@@ -381,6 +386,8 @@ pub enum RopeLayers {
     Listed,
     /// Layers with a window, in models with windows; else all layers.
     Windowed,
+    /// No layer.
+    None,
 }
 
 /// Norms of a family.
@@ -409,6 +416,8 @@ pub struct NetworkRules {
     pub fused: bool,
     /// Whether the network has no gate.
     pub plain: bool,
+    /// Whether the network is four times as wide as hidden states unless `intermediate_size` is a number.
+    pub fourfold: bool,
     /// Biases of the projections.
     pub bias: Bias,
     /// Activation.
@@ -426,6 +435,8 @@ pub struct ResidualRules {
     pub scaling: bool,
     /// Whether embeddings are multiplied by the root of their width.
     pub scaled_embedding: bool,
+    /// Whether learned positions are added to embeddings.
+    pub positions: bool,
     /// Whether the family has `embedding_multiplier`, `attention_multiplier`, `residual_multiplier` and
     /// `logits_scaling`.
     pub multipliers: bool,
@@ -488,6 +499,8 @@ pub(crate) const NAMES: SourceNames = SourceNames {
     keys: &[],
     tensors: &[],
     gguf_tensors: &[],
+    layers: "layers",
+    transposed: false,
     prefixes: ["model.", "model.language_model."],
     published: &[],
     unused: &[],
@@ -538,6 +551,7 @@ pub(crate) const NETWORK: NetworkRules = NetworkRules {
     nominal_width: false,
     fused: false,
     plain: false,
+    fourfold: false,
     bias: Bias::Never,
     activation: Activation::Silu,
     gelu_is_tanh: false,
@@ -548,6 +562,7 @@ pub(crate) const RESIDUAL: ResidualRules = ResidualRules {
     form: LayerFormRule::Always(LayerForm::Sequential),
     scaling: false,
     scaled_embedding: false,
+    positions: false,
     multipliers: false,
     hidden_scale: 1.0,
     tied: false,

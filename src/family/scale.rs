@@ -15,6 +15,7 @@ impl Decoder {
             return;
         }
         self.embedding = self.embedding.scale(factor as f32);
+        self.positions = self.positions.as_ref().map(|positions| positions.scale(factor as f32));
         self.final_norm.eps *= factor * factor;
         if self.gives_hidden_states() {
             self.final_norm.scale_result(factor as f32);

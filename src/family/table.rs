@@ -297,6 +297,72 @@ pub const DECODERS: &[DecoderFamily] = &[
         residual: ResidualRules { tied: true, ..RESIDUAL },
         ..FAMILY
     },
+    DecoderFamily {
+        name: "gpt2",
+        names: SourceNames {
+            gguf: &["gpt2"],
+            keys: &[
+                ("hidden_act", "activation_function"),
+                ("hidden_size", "n_embd"),
+                ("intermediate_size", "n_inner"),
+                ("max_position_embeddings", "n_positions"),
+                ("num_attention_heads", "n_head"),
+                ("num_hidden_layers", "n_layer"),
+                ("rms_norm_eps", "layer_norm_epsilon"),
+            ],
+            tensors: &[
+                ("embed_tokens", "wte"),
+                ("embed_positions", "wpe"),
+                ("input_layernorm", "ln_1"),
+                ("self_attn.qkv_proj", "attn.c_attn"),
+                ("self_attn.o_proj", "attn.c_proj"),
+                ("post_attention_layernorm", "ln_2"),
+                ("mlp.up_proj", "mlp.c_fc"),
+                ("mlp.down_proj", "mlp.c_proj"),
+                ("norm", "ln_f"),
+            ],
+            layers: "h",
+            transposed: true,
+            prefixes: ["transformer.", "model.language_model."],
+            unused: &[("*h.*.attn.bias", "masks are computed"), ("*h.*.attn.masked_bias", "masks are computed")],
+            inert_keys: &[
+                ("add_cross_attention", "0"),
+                ("scale_attn_by_inverse_layer_idx", "0"),
+                ("scale_attn_weights", "1"),
+            ],
+            // of training, of precision, of absent heads, or redundant
+            neutral_keys: &[
+                "attn_pdrop",
+                "embd_pdrop",
+                "n_ctx",
+                "reorder_and_upcast_attn",
+                "resid_pdrop",
+                "summary_activation",
+                "summary_first_dropout",
+                "summary_proj_to_labels",
+                "summary_type",
+                "summary_use_proj",
+            ],
+            ..NAMES
+        },
+        attention: AttentionRules {
+            qkv: QkvLayout::Fused,
+            qkv_bias: Bias::Always,
+            output_bias: Bias::Always,
+            ..ATTENTION
+        },
+        rope: RopeRules { layers: RopeLayers::None, ..ROPE },
+        norms: NormRules { kind: NormKind::Layer, eps: 1e-5, ..NORMS },
+        network: NetworkRules {
+            plain: true,
+            fourfold: true,
+            bias: Bias::Always,
+            activation: Activation::GeluTanh,
+            ..NETWORK
+        },
+        residual: ResidualRules { positions: true, tied: true, ..RESIDUAL },
+        ..FAMILY
+    },
     parallel::PHI,
     parallel::COHERE,
     parallel::COHERE2,

@@ -53,9 +53,10 @@ const LAYER_NAMES: &[(&str, &str)] = &[
     ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
 ];
 
-/// Prefixes of the layers and the embedding: with a head, within multimodal models (old and new), in GPT-NeoX, without
-/// a head.
-const PREFIXES: &[&str] = &["model.", "model.language_model.", "language_model.model.", "gpt_neox.", ""];
+/// Prefixes of the layers and the embedding: with a head, within multimodal models (old and new), in GPT-NeoX, in
+/// GPT-2, without a head.
+const PREFIXES: &[&str] =
+    &["model.", "model.language_model.", "language_model.model.", "gpt_neox.", "transformer.", ""];
 
 /// Weights of a source, taken from its ledger.
 pub struct Tensors<'a, 'b> {
@@ -111,6 +112,19 @@ impl<'a, 'b> Tensors<'a, 'b> {
     pub fn embedding(&mut self) -> Result<SourceWeight> {
         let name = self.model_name("embed_tokens", "token_embd");
         self.matrix(&name, self.config.vocab_size, self.config.hidden_size, "vocab_size, hidden_size")
+    }
+
+    /// Takes the learned positions, `[max_position_embeddings, hidden_size]`, if the family has them.
+    ///
+    /// # Errors
+    /// Returns an error if they are missing or have another shape.
+    pub fn positions(&mut self) -> Result<Option<SourceWeight>> {
+        if !self.family.residual.positions {
+            return Ok(None);
+        }
+        let (rows, columns) = (self.config.max_position_embeddings, self.config.hidden_size);
+        let name = self.model_name("embed_positions", "position_embd");
+        self.matrix(&name, rows, columns, "max_position_embeddings, hidden_size").map(Some)
     }
 
     /// Applies the learned bias and scale of the first layer's input to the embedding, if the family has them.
@@ -365,6 +379,9 @@ impl<'a, 'b> Tensors<'a, 'b> {
         because: &str,
     ) -> Result<SourceWeight> {
         let name = self.layer_name(index, name);
+        if self.family.names.transposed && self.naming == Naming::HuggingFace {
+            return Ok(self.matrix(&name, columns, rows, because)?.transpose()?);
+        }
         self.matrix(&name, rows, columns, because)
     }
 
@@ -402,7 +419,9 @@ impl<'a, 'b> Tensors<'a, 'b> {
 
     fn layer_name(&self, index: usize, name: &str) -> String {
         match self.naming {
-            Naming::HuggingFace => format!("{}layers.{index}.{}", self.prefix, self.own_name(name)),
+            Naming::HuggingFace => {
+                format!("{}{}.{index}.{}", self.prefix, self.family.names.layers, self.own_name(name))
+            }
             Naming::Onnx => format!("{}layers.{index}.{name}", self.prefix),
             Naming::Gguf => {
                 let elsewhere = || LAYER_NAMES.iter().find(|(own, _)| *own == name).map_or(name, |(_, gguf)| gguf);

@@ -27,7 +27,7 @@ pub(super) fn read(
             None => (0..count as u64).map(|layer| (layer + 1) % interval != 0).collect(),
         }
     } else {
-        vec![true; count]
+        vec![family.rope.layers != RopeLayers::None; count]
     };
     let uses_window = match family.attention.window {
         WindowRule::None => false,

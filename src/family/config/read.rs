@@ -204,6 +204,9 @@ impl Reader<'_> {
             None if self.family.network.shared_expert == SharedExpertRule::Fused => {
                 self.size("shared_intermediate_size")
             }
+            None if self.family.network.fourfold && self.keys.get("intermediate_size").is_none() => {
+                Ok(4 * self.size("hidden_size")?)
+            }
             None => self.adjusted_size(self.size("intermediate_size")?),
         }
     }

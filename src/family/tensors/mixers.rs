@@ -25,9 +25,9 @@ impl Tensors<'_, '_> {
         let gates = if config.gated_attention { 2 } else { 1 };
         let fused = self.is_fused(index);
         let (query, key, value) = if fused {
-            let name = self.layer_name(index, "self_attn.qkv_proj");
             let because = "(num_attention_heads + 2 num_key_value_heads) head_dim, hidden_size";
-            let all = self.matrix(&name, query_rows + 2 * key_rows, config.hidden_size, because)?;
+            let rows = query_rows + 2 * key_rows;
+            let all = self.layer_matrix(index, "self_attn.qkv_proj", rows, config.hidden_size, because)?;
             let [query, key, value] = self.unfused(index, &all)?;
             (query, Some(key), Some(value))
         } else {
