@@ -243,6 +243,7 @@ fn lark_expression(form: &Grammar) -> Result<String, String> {
     Ok(match form {
         Grammar::JsonSchema(schema) => format!("%json {}", with_style(schema.clone())?),
         Grammar::Regex(expression) => {
+            // a literal ends at the first slash that isn't escaped, and has no line breaks
             let mut literal = String::from("/");
             let mut is_escaped = false;
             for letter in expression.chars() {

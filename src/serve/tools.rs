@@ -73,11 +73,11 @@ impl Tools {
         form: Option<&Grammar>,
         tokenizer: &Tokenizer,
     ) -> Result<Option<Grammar>, ServeError> {
-        let calls = syntax.map(|syntax| syntax.grammar(&self.functions, self.parallel, tokenizer));
+        let calls = || syntax.map(|syntax| syntax.grammar(&self.functions, self.parallel, tokenizer));
         if !self.required {
-            return Ok(calls.zip(form).map(|(calls, form)| Grammar::Either(Box::new([calls, form.clone()]))));
+            return Ok(form.and_then(|form| Some(Grammar::Either(Box::new([calls()?, form.clone()])))));
         }
-        match calls {
+        match calls() {
             Some(calls) => Ok(Some(calls)),
             None => {
                 let problem = "how this model writes calls isn't known, so none can be required: use \"auto\"";
