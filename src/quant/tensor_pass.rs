@@ -71,13 +71,7 @@ impl TensorPass {
             return Ok(());
         }
         let count = blocks.count();
-        let count_block = |block, buffers: &mut Buffers| {
-            let is_first = self.count(reader, blocks, block, buffers)?;
-            if keep && is_first {
-                reader.keep(blocks.rows(block).start, &mut buffers.values);
-            }
-            Ok::<_, anec_base::Error>(())
-        };
+        let count_block = |block, buffers: &mut Buffers| self.count(reader, blocks, block, keep, buffers);
         let threads = count.div_ceil(blocks.at_a_time()).min(rayon::current_num_threads());
         (0..threads).into_par_iter().with_max_len(1).try_for_each(|_| {
             let mut buffers = Buffers::default();
@@ -110,8 +104,8 @@ impl TensorPass {
         counted
     }
 
-    /// Reads a block and counts it. Returns whether no other thread did meanwhile.
-    fn count(&self, reader: &RowReader, blocks: Blocks, block: usize, buffers: &mut Buffers) -> Result<bool> {
+    /// Reads a block, counts it and keeps its values, unless another thread did meanwhile.
+    fn count(&self, reader: &RowReader, blocks: Blocks, block: usize, keep: bool, buffers: &mut Buffers) -> Result<()> {
         let Buffers { values, found } = buffers;
         let rows = blocks.rows(block);
         reader.load(rows.clone(), values)?;
@@ -122,11 +116,14 @@ impl TensorPass {
             weights.near(values, most, found);
         }
         let mut counted = self.counted(blocks.count());
-        let is_first = !std::mem::replace(&mut counted.blocks[block], true);
-        if is_first {
+        if !std::mem::replace(&mut counted.blocks[block], true) {
             counted.tail.iter_mut().for_each(|tail| tail.add(values.len(), found));
+            if keep {
+                // before the pass can end, so that no value is kept behind its reader
+                reader.keep(rows.start, values);
+            }
         }
-        Ok(is_first)
+        Ok(())
     }
 }
 
