@@ -167,6 +167,12 @@ fn a_form_that_would_fail_its_gate_gets_its_codes_by_feedback() {
     assert_eq!(feedback.as_deref(), Some("none"), "{result:#}");
     assert!(stderr.contains("the parity gate would fail: KL 0.0003, limit 0.00027"), "{stderr}");
 
+    // what prevents feedback is a note
+    std::fs::remove_dir_all(&out).unwrap();
+    let (result, feedback, stderr) = convert(&[limit, "calibration.text=missing.txt"]);
+    assert_eq!((feedback, &result["status"]), (None, &serde_json::json!("written")));
+    assert!(stderr.contains("`quant.feedback: gptq` was tried") && stderr.contains("missing.txt"), "{stderr}");
+
     // a calibration text of one token is of no use: the rounded form is kept
     std::fs::remove_dir_all(&out).unwrap();
     let (result, feedback, stderr) = convert(&["quant.weights=palette4", "calibration.tokens=1"]);

@@ -127,7 +127,7 @@ impl Converter {
         if is_open && !self.force && self.existing_feedback() == Some(Feedback::Gptq) {
             return Converter { manifest: with_gptq(&self.manifest), ..self.clone() }.convert_as_asked();
         }
-        let outcome = self.convert_as_asked()?;
+        let mut outcome = self.convert_as_asked()?;
         let report: Option<ConvertReport> = match &outcome {
             _ if !(is_open && self.measure) => None,
             Outcome::Written(written) => Some(written.report.clone()),
@@ -140,8 +140,19 @@ impl Converter {
         let Some(report) = report.filter(|report| weights(report) <= CALIBRATED_WEIGHTS) else { return Ok(outcome) };
         let Some(rounded) = report.quality.filter(|quality| !quality.missed.is_empty()) else { return Ok(outcome) };
         let replacing = Converter { force: false, replace: true, ..self.clone() };
-        let chosen = Converter { manifest: with_gptq(&self.manifest), ..replacing.clone() }.convert_as_asked()?;
-        let Outcome::Written(mut chosen) = chosen else { return Ok(chosen) };
+        let chosen = Converter { manifest: with_gptq(&self.manifest), ..replacing.clone() }.convert_as_asked();
+        let mut chosen = match chosen {
+            Ok(Outcome::Written(chosen)) => chosen,
+            Ok(up_to_date) => return Ok(up_to_date),
+            // the rounded bundle is complete
+            Err(error) => {
+                if let Outcome::Written(rounded) = &mut outcome {
+                    rounded.report.notes.push(notes::of_rounded_codes(&error));
+                    files::write_json(&rounded.path.join(REPORT), &rounded.report)?;
+                }
+                return Ok(outcome);
+            }
+        };
         let loss = |quality: &QualityReport| (quality.missed.len(), quality.kl);
         if !chosen.report.quality.as_ref().is_some_and(|quality| loss(quality) < loss(&rounded)) {
             return replacing.convert_as_asked();
@@ -153,8 +164,7 @@ impl Converter {
 
     /// How the codes of the bundle at the output path were chosen.
     fn existing_feedback(&self) -> Option<Feedback> {
-        let named = || Some(format!("{}.anec", self.name()?).into());
-        let path = output::target(&self.out.clone().or_else(named)?).ok()?;
+        let path = output::bundle_path(self.out.as_deref(), &self.name()?).ok()?;
         Bundle::read(&path).ok()?.manifest.quant.feedback
     }
 

@@ -2,6 +2,7 @@
 
 use super::plan::ConvertPlan;
 use super::report::{ConvertReport, QualityReport, TensorReport};
+use anec_base::Error;
 use anec_bundle::{Bundle, Task};
 use anec_family::{FamilyModel, MASKED_TOKEN_HEAD};
 use anec_manifest::{Feedback, Granularity, Manifest, Quant, Role, Transform, Transforms, WeightFormat};
@@ -161,6 +162,11 @@ pub fn of_chosen_feedback(rounded: &QualityReport) -> String {
         "with rounded weights the parity gate would fail ({missed}), so their codes are chosen by `quant.feedback: gptq`; \
          `quant.feedback: none` keeps them rounded"
     )
+}
+
+/// Note on a model that loses too much with rounded weights, and whose codes can't be chosen by error feedback.
+pub fn of_rounded_codes(problem: &Error) -> String {
+    format!("`quant.feedback: gptq` was tried because of that gate, without success: {problem}")
 }
 
 /// Note on a tokenizer that the runtime can't read.

@@ -111,6 +111,14 @@ pub fn target(path: &Path) -> Result<PathBuf, ConvertError> {
     Ok(target.map_err(FileError::of(path, "open"))?)
 }
 
+/// Path of a bundle: `out`, resolved as by [`target`], or `NAME.anec` in the current folder.
+///
+/// # Errors
+/// If links form a cycle.
+pub fn bundle_path(out: Option<&Path>, name: &str) -> Result<PathBuf, ConvertError> {
+    out.map_or_else(|| target(Path::new(&format!("{name}.anec"))), target)
+}
+
 /// Folder of the incomplete bundle for `path`.
 pub fn partial(path: &Path) -> PathBuf {
     with_suffix(path, PARTIAL)

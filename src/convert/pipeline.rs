@@ -142,8 +142,7 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
     let (planned, text) = rayon::join(planned, read);
     let (plan, mut host) = planned?;
     let name = manifest.name.clone().unwrap_or_default();
-    let path = options.out.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.anec")));
-    let path = output::target(&path)?;
+    let path = output::bundle_path(options.out.as_deref(), &name)?;
     if output::existing(&path, &manifest, source, options.force || options.replace)? == Existing::UpToDate {
         return Ok(Outcome::UpToDate(path));
     }
