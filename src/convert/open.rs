@@ -117,15 +117,20 @@ fn scale_fixed_rows(quant: &mut Quant) {
     }
 }
 
-/// Sets defaults for models that see both sides of a token: one call holds a text, or as much of it as possible, and
-/// there may be fewer positions than the default context.
-fn long_calls(manifest: &mut Manifest, positions: u64) {
-    let default = Manifest::default();
-    if manifest.context == default.context {
-        let Contexts::One(tokens) = default.context else { return };
+/// Reduces the default context to the positions that a model has.
+fn limit_context(manifest: &mut Manifest, positions: u64) {
+    let default = Manifest::default().context;
+    if let Contexts::One(tokens) = default
+        && manifest.context == default
+    {
         manifest.context = Contexts::One(tokens.min(positions));
     }
-    if manifest.lengths == default.lengths {
+}
+
+/// Sets the default lengths of models that see both sides of a token: one call holds a text, or as much of it as
+/// possible.
+fn long_calls(manifest: &mut Manifest) {
+    if manifest.lengths == Manifest::default().lengths {
         manifest.lengths = Lengths::Range([1, manifest.context.all().last().copied().unwrap_or(1)]);
     }
 }
@@ -138,12 +143,11 @@ pub fn resolve(manifest: &Manifest, source: &Source, model: &dyn FamilyModel) ->
     manifest.source = Some(source.name().to_owned());
     manifest.name.get_or_insert_with(|| name_of(source.name()));
     if model.facts().is_bidirectional() {
-        long_calls(&mut manifest, model.facts().max_position_embeddings);
+        limit_context(&mut manifest, model.facts().max_position_embeddings);
+        long_calls(&mut manifest);
     }
-    if let (Some(positions), Contexts::One(context)) = (model.positions(), &Manifest::default().context)
-        && manifest.context == Manifest::default().context
-    {
-        manifest.context = Contexts::One(positions.min(*context));
+    if let Some(positions) = model.positions() {
+        limit_context(&mut manifest, positions);
     }
     if manifest.transforms == Transforms::Auto && model.norms_behind_blocks() {
         scale_fixed_rows(&mut manifest.quant);

@@ -18,11 +18,11 @@ use super::blocks::rope::Rotation;
 use super::blocks::state::{StateSpec, States};
 use super::blocks::{Graph, extents};
 use super::config::DecoderConfig;
-use super::error::FamilyError;
 use super::layer::{ExpertTask, Layer, Mixer, MixerInputs, Stream};
 use super::predictor::{OutsideLayers, Predictor};
 use super::rope::{LateQueryScale, QUERY_ROPE_TABLE};
 use super::row::{LayerForm, MixerKind, NormPlacement};
+use super::tensors::first_positions;
 use super::transform::{Transformed, permit};
 use super::{
     EmitWeight, ExpertCounts, FamilyFacts, FamilyModel, FunctionGraph, FunctionRequest, HostTensors, LoweringOptions,
@@ -405,10 +405,7 @@ impl FamilyModel for Decoder {
         let local = config.rope_local.as_ref().filter(|_| rotates(true));
         let local = local.map(|rope| rope.tables(LOCAL_ROPE_TABLE, context));
         let rotation = self.rotation.clone();
-        if let Some(positions) = self.positions().filter(|positions| *positions < context) {
-            return Err(FamilyError::Positions { context, positions }.into());
-        }
-        let positions = self.positions.as_ref().map(|table| table.slice(0..context)).transpose()?;
+        let positions = self.positions.as_ref().map(|table| first_positions(table, context)).transpose()?;
         Ok(HostTensors {
             embedding,
             positions,

@@ -46,6 +46,7 @@ use super::{
     EmitWeight, FamilyFacts, FamilyModel, FunctionGraph, FunctionRequest, HostTensors, LoweringOptions, Purpose,
 };
 use crate::classifier::config::{labels, numbered_labels};
+use crate::tensors::first_positions;
 use anec_base::Result;
 use anec_bundle::{Pooling, PortRole, SequenceClassification, Stage, layer_scope};
 use anec_mil::{Dim, ValueId};
@@ -283,15 +284,11 @@ impl FamilyModel for Encoder {
     }
 
     fn host(&self, context: u64) -> Result<HostTensors> {
-        let positions = self.positions.as_ref();
-        if let Some(rows) = positions.map(SourceWeight::rows).filter(|rows| *rows < context) {
-            return Err(FamilyError::Positions { context, positions: rows }.into());
-        }
         let tables =
             self.rope.iter().zip(ROPE_TABLES).filter_map(|(rope, name)| Some(rope.as_ref()?.tables(name, context)));
         Ok(HostTensors {
             embedding: self.embedding.clone(),
-            positions: positions.map(|table| table.slice(0..context)).transpose()?,
+            positions: self.positions.as_ref().map(|table| first_positions(table, context)).transpose()?,
             token_types: self.token_types.clone(),
             embedding_size: self.embedding_size(),
             attention_bias: self.attention_bias.clone(),

@@ -356,7 +356,7 @@ pub trait FamilyModel: Send + Sync {
         None
     }
 
-    /// Number of learned positions, if the model has them: no context can be longer.
+    /// Number of a decoder's learned positions, if it has them: no context can be longer.
     fn positions(&self) -> Option<u64> {
         None
     }

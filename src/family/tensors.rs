@@ -441,6 +441,18 @@ pub(super) fn own_name<'n>(family: &DecoderFamily, name: &'n str) -> &'n str {
     family.names.tensors.iter().find(|(elsewhere, _)| *elsewhere == name).map_or(name, |(_, own)| own)
 }
 
+/// Returns learned positions for a context.
+///
+/// # Errors
+/// Returns an error if there are fewer.
+pub(super) fn first_positions(table: &SourceWeight, context: u64) -> Result<SourceWeight> {
+    let positions = table.rows();
+    if positions < context {
+        return Err(FamilyError::Positions { context, positions }.into());
+    }
+    Ok(table.slice(0..context)?)
+}
+
 /// Takes a tensor of the shape that the configuration requires; `because` names its keys.
 pub(super) fn take(ledger: &mut Ledger<'_>, name: &str, shape: &[u64], because: &str) -> Result<SourceWeight> {
     take_tensor(ledger, name, SourceDtype::BF16, shape, because).map(SourceWeight::from)

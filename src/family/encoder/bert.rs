@@ -311,8 +311,8 @@ impl BertConfig {
             None => None,
         };
         let num_hidden_layers = keys.size("num_hidden_layers")?;
-        if row.groups {
-            let groups = or("num_hidden_groups", 1)?;
+        let groups = row.groups.then(|| or("num_hidden_groups", 1)).transpose()?;
+        if let Some(groups) = groups {
             if !num_hidden_layers.is_multiple_of(groups) {
                 return Err(keys.value("num_hidden_groups", &format!("a divisor of {num_hidden_layers} layers")));
             }
@@ -333,7 +333,7 @@ impl BertConfig {
             embedding_size,
             intermediate_size: keys.size("intermediate_size")?,
             num_hidden_layers: num_hidden_layers as usize,
-            num_hidden_groups: if row.groups { Some(or("num_hidden_groups", 1)? as usize) } else { None },
+            num_hidden_groups: groups.map(|groups| groups as usize),
             num_attention_heads: keys.size("num_attention_heads")?,
             vocab_size: keys.size("vocab_size")?,
             max_position_embeddings: keys.size("max_position_embeddings")?,
@@ -572,6 +572,7 @@ mod tests {
         }
         assert_eq!([0, 7, 8, 11, 12, 16, 127, 128].map(bucket), [0, 7, 8, 8, 9, 10, 15, 15]);
     }
+
     /// Keys that this graph can't express are refused by name.
     #[test]
     fn other_groups_buckets_and_sizes_are_refused() {
