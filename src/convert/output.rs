@@ -158,10 +158,7 @@ fn tidy(path: &Path) -> Result<(), ConvertError> {
     // the journal arrived with the new bundle, so the folder beside it has been replaced
     if Journal::is_in(path) {
         for old in [partial, replaced] {
-            if is_bundle(&old) && !Journal::is_in(&old) {
-                keep_others(&old, path)?;
-            }
-            resume::remove_replaced(&old)?;
+            resume::remove_replaced(&old, |old| keep_others(old, path))?;
         }
     }
     Journal::remove(path)
@@ -169,6 +166,10 @@ fn tidy(path: &Path) -> Result<(), ConvertError> {
 
 /// Moves what anec didn't write from a bundle that was replaced to the new one: goldens, notes, reports of other tools.
 fn keep_others(old: &Path, new: &Path) -> Result<(), ConvertError> {
+    if !is_bundle(old) {
+        // what is left of a removal that was killed
+        return Ok(());
+    }
     let failed = |path: &Path, error| ConvertError::from(FileError::of(path, "move")(error));
     let listed = listed(old);
     for entry in std::fs::read_dir(old).map_err(|error| failed(old, error))? {
@@ -235,23 +236,43 @@ mod tests {
         assert!(with_suffix(&target(Path::new(".")).unwrap(), ".partial").is_absolute());
     }
 
-    #[test]
-    fn others_files_stay_when_a_bundle_is_replaced() {
-        let room = tempfile::tempdir().unwrap();
-        let path = room.path().join("m.anec");
-        let (old, new) = (path.clone(), partial(&path));
-        for folder in [&old, &new] {
+    /// An old bundle with a user's files in `old`, and a new one with its journal in `new`.
+    fn old_and_new(room: &Path, old: &Path, new: &Path) {
+        for folder in [old, new] {
             std::fs::create_dir_all(folder.join("layer_0.mlpackage")).unwrap();
             std::fs::write(folder.join(anec_bundle::FILE_NAME), "{}").unwrap();
-            std::fs::write(folder.join("notes.txt"), format!("{}", folder == &new)).unwrap();
+            std::fs::write(folder.join("notes.txt"), format!("{}", folder == new)).unwrap();
         }
         std::fs::create_dir(old.join("goldens")).unwrap();
         std::fs::write(old.join("golden.safetensors"), "golden").unwrap();
         std::fs::write(old.join("goldens/a"), "a").unwrap();
         std::fs::create_dir(old.join("layer_9.mlpackage")).unwrap();
-        Journal::open(&room.path().join("j"), "x".into(), false).unwrap();
-        let journal = std::fs::read_dir(room.path().join("j")).unwrap().next().unwrap().unwrap().path();
+        Journal::open(&room.join("j"), "x".into(), false).unwrap();
+        let journal = std::fs::read_dir(room.join("j")).unwrap().next().unwrap().unwrap().path();
         std::fs::copy(&journal, new.join(journal.file_name().unwrap())).unwrap();
+    }
+
+    #[test]
+    fn runs_that_finish_a_replacement_together_do_it_once() {
+        for _ in 0..100 {
+            let room = tempfile::tempdir().unwrap();
+            let path = room.path().join("m.anec");
+            old_and_new(room.path(), &partial(&path), &path);
+            std::thread::scope(|scope| {
+                let runs = [(); 4].map(|()| scope.spawn(|| tidy(&path)));
+                runs.into_iter().for_each(|run| run.join().unwrap().unwrap());
+            });
+            assert!(path.join("goldens/a").exists() && path.join("golden.safetensors").exists());
+            assert!(!partial(&path).exists() && !Journal::is_in(&path));
+        }
+    }
+
+    #[test]
+    fn others_files_stay_when_a_bundle_is_replaced() {
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().join("m.anec");
+        let new = partial(&path);
+        old_and_new(room.path(), &path, &new);
         publish(&new, &path).unwrap();
         let read = |name: &str| std::fs::read_to_string(path.join(name)).unwrap();
         assert_eq!([read("golden.safetensors"), read("goldens/a"), read("notes.txt")], ["golden", "a", "true"]);

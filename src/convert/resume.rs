@@ -227,15 +227,17 @@ fn is_being_replaced(partial: &Path) -> bool {
     name.is_some_and(|name| Journal::is_in(&partial.with_file_name(name)))
 }
 
-/// Removes the folder of a replaced bundle, unless another run does so or has started anew there.
+/// Removes the folder of a replaced bundle after `keep` has moved out of it what stays, unless another run does so or
+/// has started anew there. Both happen under the folder's lock, so that of several runs one does them.
 ///
 /// # Errors
-/// If the folder can't be removed.
-pub fn remove_replaced(folder: &Path) -> Result<(), ConvertError> {
+/// If `keep` fails, or the folder can't be removed.
+pub fn remove_replaced(folder: &Path, keep: impl Fn(&Path) -> Result<(), ConvertError>) -> Result<(), ConvertError> {
     // check without the lock first (the folder may be changing), then again under the lock
     while std::fs::symlink_metadata(folder).is_ok_and(|found| found.is_dir()) && !is_ours(folder) {
         match lock(folder)? {
             Some(_lock) if !is_ours(folder) => {
+                keep(folder)?;
                 std::fs::remove_dir_all(folder).map_err(FileError::of(folder, "remove"))?;
             }
             Some(_) => break,
