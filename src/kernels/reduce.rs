@@ -42,14 +42,21 @@ pub fn sum_of(values: &[f32], function: impl Fn(f32) -> f32) -> f32 {
 /// Largest value; -inf for an empty slice.
 #[inline(always)]
 pub fn max(values: &[f32]) -> f32 {
+    max_of(values, |v| v)
+}
+
+/// Largest `function` of a value; -inf for an empty slice.
+#[inline(always)]
+pub fn max_of(values: &[f32], function: impl Fn(f32) -> f32) -> f32 {
     let (chunks, rest) = values.as_chunks::<LANES>();
     let mut lanes = [f32::NEG_INFINITY; LANES];
     for chunk in chunks {
         for (lane, value) in lanes.iter_mut().zip(chunk) {
-            *lane = if *value > *lane { *value } else { *lane };
+            let value = function(*value);
+            *lane = if value > *lane { value } else { *lane };
         }
     }
-    lanes.into_iter().chain(rest.iter().copied()).fold(f32::NEG_INFINITY, f32::max)
+    lanes.into_iter().chain(rest.iter().map(|v| function(*v))).fold(f32::NEG_INFINITY, f32::max)
 }
 
 /// Lanes of each of [`COLUMNS`] columns of `depth` elements, over all whole groups of lanes: element `k` of column `c`

@@ -110,20 +110,30 @@ impl Place {
         format!("units of {of}, layer {}", self.layer)
     }
 
-    /// `|a|^2`, and for each row of a projection `E[(W a + b)^2]` and its largest magnitude.
-    fn outputs(&self, projection: &Linear) -> SourceResult<(f64, Outputs)> {
+    /// Statistics of a projection's rows.
+    fn outputs(&self, projection: &Linear) -> SourceResult<Outputs> {
+        let extent = WeightExtent::of(&projection.weight)?;
+        let moments = self.moments(projection, || Ok(extent.row_squares))?;
+        Ok(Outputs { largest: extent.row_max, moments })
+    }
+
+    /// Moments of a projection's outputs; `row_squares` are those of its weight.
+    fn moments(
+        &self,
+        projection: &Linear,
+        row_squares: impl FnOnce() -> SourceResult<Vec<f64>>,
+    ) -> SourceResult<Moments> {
         let weight = &projection.weight;
-        let maxima = WeightExtent::of(weight)?;
         let (input, squares) = match &self.gain {
-            None => (weight.columns() as f64, maxima.row_squares),
+            None => (weight.columns() as f64, row_squares()?),
             Some(gain) => {
                 let input = vector(Some(gain), 0)?.iter().map(|gain| gain * gain).sum();
-                (input, WeightExtent::of(&weight.multiply_rows(gain)?)?.row_squares)
+                (input, WeightExtent::row_squares(&weight.multiply_rows(gain)?)?)
             }
         };
         let bias = vector(projection.bias.as_ref(), squares.len())?;
         let squares = squares.iter().zip(&bias).map(|(square, bias)| square + bias * bias).collect();
-        Ok((input, Outputs { largest: maxima.row_max, squares, bias }))
+        Ok(Moments { input, squares, bias })
     }
 }
 
@@ -131,9 +141,16 @@ impl Place {
 struct Outputs {
     /// Largest magnitude of a weight.
     largest: Vec<f64>,
-    /// Second moment of the output.
+    moments: Moments,
+}
+
+/// Moments of a projection's outputs `W a + b`.
+struct Moments {
+    /// `E |a|^2`
+    input: f64,
+    /// Second moment of each output.
     squares: Vec<f64>,
-    /// Mean of the output.
+    /// Mean of each output.
     bias: Vec<f64>,
 }
 
@@ -148,17 +165,21 @@ fn up_and_down(
     let (gate, producer, consumer) = (gate.clone(), up.clone(), down.weight.clone());
     let (name, place) = (place.name("up and down"), place.clone());
     let units = SourceWeight::computed(&name, producer.rows(), move || {
-        let (_, gates) = place.outputs(&gate)?;
-        let (input, ups) = place.outputs(&producer)?;
+        let gates = place.moments(&gate, || WeightExtent::row_squares(&gate.weight))?;
+        let Outputs { largest, moments: ups } = place.outputs(&producer)?;
         let columns = WeightExtent::of(&consumer)?;
         let of = |(square, mean): (&f64, &f64)| activated(activation, *mean, (square - mean * mean).max(0.0).sqrt());
         let opened: Vec<f64> = gates.squares.iter().zip(&gates.bias).map(of).collect();
         let hidden: Vec<f64> = opened.iter().zip(&ups.squares).map(|(gate, up)| gate * up).collect();
         let rows = consumer.rows() as f64;
         let channels = Channels {
-            produced: ups.largest,
+            produced: largest,
             consumed: columns.column_max,
-            of_producer: opened.iter().zip(&columns.column_squares).map(|(gate, down)| gate * input * down).collect(),
+            of_producer: opened
+                .iter()
+                .zip(&columns.column_squares)
+                .map(|(gate, down)| gate * ups.input * down)
+                .collect(),
             of_consumer: hidden.iter().map(|square| rows * square).collect(),
             magnitude: hidden.iter().map(|square| square.sqrt()).collect(),
         };
@@ -189,10 +210,10 @@ fn value_and_output(
     let units = SourceWeight::computed(&name, heads.keys(), move || {
         let (mut input, mut produced, mut squares) = (0.0, Vec::new(), Vec::new());
         for value in &values {
-            let (of_input, outputs) = at.outputs(value)?;
-            input = of_input;
-            produced.extend(outputs.largest);
-            squares.extend(outputs.squares);
+            let Outputs { largest, moments } = at.outputs(value)?;
+            input = moments.input;
+            produced.extend(largest);
+            squares.extend(moments.squares);
         }
         let columns = WeightExtent::of(&consumer)?;
         let attended = squares.iter().map(|square| heads.group as f64 * square);
@@ -245,9 +266,9 @@ fn units_of_pairs(attention: &mut Attention, rotated: bool, place: &Place) -> Re
     let (query, key) = (attention.query.clone(), own_key.clone());
     let (name, at) = (place.name("query and key"), place.clone());
     let units = SourceWeight::computed(&name, heads.keys(), move || {
-        let (_, queries) = at.outputs(&query)?;
-        let (input, keys) = at.outputs(&key)?;
-        let (q, k) = (heads.gather(&queries.squares, |a, b| a + b), keys.squares);
+        let (queries, keys) = (at.outputs(&query)?, at.outputs(&key)?);
+        let input = keys.moments.input;
+        let (q, k) = (heads.gather(&queries.moments.squares, |a, b| a + b), keys.moments.squares);
         // the two dimensions of a pair as one channel
         let both = |values: &[f64], join: fn(f64, f64) -> f64| heads.join_pairs(values, rotated, join);
         let (q, k) = (both(&q, |a, b| a + b), both(&k, |a, b| a + b));

@@ -51,6 +51,10 @@ impl SquareMatrix for HadamardRotation {
         format!("hadamard {} of seed {}", self.size(), self.seed)
     }
 
+    fn is_orthogonal(&self) -> bool {
+        true
+    }
+
     fn multiply_rows(&self, rows: &mut [f32]) -> Result<()> {
         let mut scratch = Vec::new();
         rows.chunks_exact_mut(self.signs.len()).for_each(|row| self.multiply(row, 1, &mut scratch));

@@ -95,6 +95,10 @@ impl SquareMatrix for LearnedRotation {
         format!("learned from {}", self.0.random.name())
     }
 
+    fn is_orthogonal(&self) -> bool {
+        true
+    }
+
     fn multiply_rows(&self, rows: &mut [f32]) -> Result<()> {
         self.0.random.multiply_rows(rows)?;
         let (size, width) = (self.size() as usize, self.0.width);

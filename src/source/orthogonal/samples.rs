@@ -3,6 +3,7 @@
 //! A rotation in blocks keeps the norm of each block of a row, and an element can't be larger than that norm. So a
 //! tensor is sampled by *pieces*, blocks of rows (of columns for weights that write to the stream), of largest norm.
 
+use anec_kernels::reduce::sum_of_squares;
 use ndarray::{Array2, Axis};
 
 use super::hadamard::HadamardRotation;
@@ -52,7 +53,7 @@ impl TensorSample {
 
     /// Returns the `count` pieces of largest norm, of `width` elements, of rows of `size`.
     pub(super) fn of(rows: &[f32], size: usize, width: usize, count: usize) -> Self {
-        let norm = |piece: &[f32]| f64::from(piece.iter().map(|value| value * value).sum::<f32>());
+        let norm = |piece: &[f32]| f64::from(sum_of_squares(piece));
         let norms: Vec<f64> = rows.chunks_exact(width).map(norm).collect();
         let mut blocks: Vec<Pieces> = (0..size / width).map(|_| Pieces::default()).collect();
         for (place, index) in largest(&norms, count).into_iter().enumerate() {

@@ -1,6 +1,8 @@
 //! Maxima and squares of the rows and columns of a weight, in one pass over it.
 
-use super::SourceWeight;
+use anec_kernels::{reduce, vectorized_fn};
+
+use super::{Node, SourceWeight};
 use crate::error::Result;
 
 /// Approximate number of elements read at a time.
@@ -42,15 +44,7 @@ impl WeightExtent {
             weight.read_rows(first, &mut values)?;
             squares.fill(0.0);
             for row in values.chunks_exact(columns) {
-                let (mut largest, mut sum) = (0f32, 0f64);
-                for ((value, maximum), square) in row.iter().zip(&mut maxima).zip(&mut squares) {
-                    *maximum = maximum.max(value.abs());
-                    *square += value * value;
-                }
-                for part in row.chunks(256) {
-                    largest = part.iter().fold(largest, |largest, value| largest.max(value.abs()));
-                    sum += f64::from(part.iter().map(|value| value * value).sum::<f32>());
-                }
+                let (largest, sum) = add_row(row, &mut maxima, &mut squares);
                 extent.row_max.push(f64::from(largest));
                 extent.row_squares.push(sum);
             }
@@ -60,11 +54,52 @@ impl WeightExtent {
         weight.release(0..weight.elements());
         Ok(extent)
     }
+
+    /// Returns the sum of the squares of each row. A rotation of the rows, which keeps it, isn't computed.
+    ///
+    /// # Errors
+    /// Returns an error if the weight can't be read.
+    pub fn row_squares(weight: &SourceWeight) -> Result<Vec<f64>> {
+        let plain = match &*weight.node {
+            Node::Times { of, matrix } if matrix.is_orthogonal() => of,
+            _ => weight,
+        };
+        Ok(Self::of(plain)?.row_squares)
+    }
+}
+
+vectorized_fn! {
+    /// Adds a row to the maxima and squares of its columns; returns its own.
+    fn add_row<'a>(row: &'a [f32], maxima: &'a mut [f32], squares: &'a mut [f32]) -> (f32, f64) = add_row_generic
+}
+
+#[inline(always)]
+fn add_row_generic(row: &[f32], maxima: &mut [f32], squares: &mut [f32]) -> (f32, f64) {
+    for ((value, maximum), square) in row.iter().zip(maxima).zip(squares) {
+        *maximum = maximum.max(value.abs());
+        *square += value * value;
+    }
+    let sum = row.chunks(256).map(|part| f64::from(reduce::sum_of_squares(part))).sum();
+    (reduce::max_of(row, f32::abs).max(0.0), sum)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn squares_of_rotated_rows_are_those_of_plain_ones() {
+        let tensor = crate::tensor::SourceTensor::random("t", &[30, 48], 1, 0.0, 1.0).unwrap();
+        let plain = SourceWeight::from(tensor);
+        let matrix: std::sync::Arc<dyn crate::SquareMatrix> =
+            std::sync::Arc::new(crate::orthogonal::HadamardRotation::new(48, 1).unwrap());
+        let rotated = plain.times(&matrix).unwrap();
+        let [found, computed] =
+            [WeightExtent::row_squares(&rotated), WeightExtent::of(&rotated).map(|e| e.row_squares)];
+        let (found, computed) = (found.unwrap(), computed.unwrap());
+        assert_eq!(found, WeightExtent::of(&plain).unwrap().row_squares);
+        assert!(found.iter().zip(&computed).all(|(found, computed)| (found / computed - 1.0).abs() < 1e-5));
+    }
 
     #[test]
     fn rows_and_columns_are_looked_through_in_one_pass() {

@@ -18,6 +18,11 @@ pub trait SquareMatrix: Send + Sync {
     /// Returns the identity of the matrix: matrices with equal names are equal.
     fn name(&self) -> String;
 
+    /// Whether `Q Q^T = 1`, so that rows keep their norm.
+    fn is_orthogonal(&self) -> bool {
+        false
+    }
+
     /// Computes `rows <- rows Q` for consecutive rows of [`size`](SquareMatrix::size) elements.
     ///
     /// # Errors
