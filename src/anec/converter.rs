@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use anec_base::{FileError, Progress, ProgressEvent, Result};
+use anec_base::{Progress, ProgressEvent, Result};
 use anec_bundle::{Bundle, Task};
 use anec_calibrate::plan::Planned;
 use anec_calibrate::sensitivity::{self, Sensitivities, SensitivityOptions};
@@ -19,6 +19,8 @@ use anec_manifest::{
 use anec_runtime::{Chunking, ForwardOptions, LoadedModel, Tokenizer};
 use anec_validate::numerics::residual_scale;
 use anec_validate::{LogitMeasures, Thresholds, prompts};
+
+use crate::scratch::Scratch;
 
 /// Tokens for measuring the residual stream (`numerics.scale: auto`) and the quality of a converted model.
 const POSITIONS: usize = 256;
@@ -223,7 +225,7 @@ impl Converter {
 
     fn quality(&self, manifest: &Manifest, written: &ConvertedBundle) -> Result<QualityReport> {
         let start = Instant::now();
-        let scratch = scratch_beside(self.out.as_deref(), ".anec-quality-")?;
+        let scratch = Scratch::within(&beside(self.out.as_deref()))?;
         let logits = |model: Arc<LoadedModel>, tokens: &[u32]| -> Result<Vec<f32>> {
             let ask = ForwardOptions::all(Chunking::Largest);
             Ok(model.start(tokens.len() as u64)?.forward(tokens, &ask)?.logits)
@@ -265,7 +267,7 @@ impl Converter {
     /// # Errors
     /// If the source can't be converted, the calibration text can't be read, or the file can't be written.
     pub fn sensitivities(&self, formats: &[QuantOverride], tokens: usize) -> Result<Sensitivities> {
-        let scratch = scratch_beside(self.out.as_deref(), ".anec-sensitivities-")?;
+        let scratch = Scratch::within(&beside(self.out.as_deref()))?;
         let saved = self.saved()?;
         let options = SensitivityOptions::new(formats, tokens, &saved);
         sensitivity::measure(&self.manifest, &options, scratch.path(), &self.progress)
@@ -298,7 +300,7 @@ impl Converter {
     fn measured_scale(&self) -> Result<f32> {
         let numerics = Numerics { scale: Some(ResidualScale::Factor(1.0)) };
         let manifest = Manifest { numerics, ..self.manifest.clone() };
-        let scratch = scratch_beside(self.out.as_deref(), ".anec-scale-")?;
+        let scratch = Scratch::within(&beside(self.out.as_deref()))?;
         let model = unquantized(&manifest, scratch.path(), &self.progress)?;
         let tokens = prompts::tokens(model.bundle(), model.folder(), POSITIONS)?;
         let scale = residual_scale(model.bundle(), model.folder(), &tokens)?;
@@ -315,17 +317,10 @@ fn weights(report: &ConvertReport) -> u64 {
 }
 
 /// Parent folder of an output path.
-fn beside(path: Option<&Path>) -> PathBuf {
+pub(crate) fn beside(path: Option<&Path>) -> PathBuf {
     let target = path.and_then(|path| output::target(path).ok());
     let parent = target.as_deref().and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty());
     parent.unwrap_or(Path::new(".")).to_owned()
-}
-
-/// Scratch folder beside an output path, removed when dropped.
-pub(crate) fn scratch_beside(path: Option<&Path>, prefix: &str) -> Result<tempfile::TempDir> {
-    let folder = beside(path);
-    let scratch = tempfile::Builder::new().prefix(prefix).tempdir_in(&folder);
-    Ok(scratch.map_err(FileError::of(folder, "create a folder in"))?)
 }
 
 /// Loads a source's model unquantized, on the CPU in f32, through a bundle in `scratch`.

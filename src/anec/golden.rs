@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::converter::{scratch_beside, unquantized};
+use crate::converter::{beside, unquantized};
+use crate::scratch::Scratch;
 use crate::session::Prompt;
 use anec_base::{Progress, Result};
 use anec_bundle::Task;
@@ -64,7 +65,7 @@ impl GoldenBuilder {
     /// # Errors
     /// If the source can't be converted, or the text doesn't fit.
     pub fn compute(&self, text: impl Into<Prompt>) -> Result<Golden> {
-        let scratch = scratch_beside(self.beside.as_deref(), ".anec-golden-")?;
+        let scratch = Scratch::within(&beside(self.beside.as_deref()))?;
         let model = unquantized(&self.manifest, scratch.path(), &self.progress)?;
         let text = text.into();
         let texts: Vec<_> = text.text().map(|text| ("text".to_owned(), text.to_owned())).into_iter().collect();
@@ -83,7 +84,7 @@ impl GoldenBuilder {
         &self,
         texts: impl IntoIterator<Item = (impl Into<String>, impl Into<Prompt>)>,
     ) -> Result<Golden> {
-        let scratch = scratch_beside(self.beside.as_deref(), ".anec-golden-")?;
+        let scratch = Scratch::within(&beside(self.beside.as_deref()))?;
         let model = unquantized(&self.manifest, scratch.path(), &self.progress)?;
         let mut all: Option<Golden> = None;
         let mut written = Vec::new();

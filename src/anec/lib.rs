@@ -67,6 +67,8 @@ mod converter;
 mod doctor;
 #[cfg(feature = "convert")]
 mod golden;
+#[cfg(feature = "convert")]
+mod scratch;
 mod session;
 #[cfg(feature = "hub")]
 pub mod share;
