@@ -181,6 +181,30 @@ fn a_form_that_would_fail_its_gate_gets_its_codes_by_feedback() {
 }
 
 #[test]
+fn a_form_that_would_fail_its_gate_is_not_run_from_the_cache_in_silence() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let notes = said.clone();
+    let progress = anec::Progress::new(move |event| {
+        if let anec::ProgressEvent::Note(line) = event {
+            notes.lock().unwrap().push(line.to_owned());
+        }
+    });
+    let sets = ["quant.weights=int8", "calibration.tokens=1500", "gates.parity.kl=0.00027"];
+    let text = std::fs::read_to_string(repository("src/manifest/manifests/demo.yaml")).unwrap();
+    let manifest = anec::Manifest::from_yaml(&text, "demo", &sets.map(str::to_owned)).unwrap();
+    let manifest = anec::Manifest { source: Some(repository("demo/model").display().to_string()), ..manifest };
+    let cache = anec::BundleCache::new(folder.path());
+    let convert = || cache.converted("demo", "1", manifest.clone(), "its manifest", &progress).unwrap();
+    let bundle = convert();
+    assert_eq!(json(&bundle.join("bundle.json"))["manifest"]["quant"]["feedback"], "gptq");
+    let notes = || std::mem::take(&mut *said.lock().unwrap()).join("\n");
+    let (first, again) = (notes(), (convert(), notes()));
+    assert!(first.contains("with rounded weights the parity gate would fail (KL 0.0003, limit 0.00027)"), "{first}");
+    assert_eq!(again, (bundle, String::new()), "it is converted once");
+}
+
+#[test]
 fn fixed_lengths_make_functions_that_share_weights() {
     let folder = tempfile::tempdir().unwrap();
     let [one, several] = ["one", "several"].map(|name| folder.path().join(name));

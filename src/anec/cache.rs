@@ -10,6 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anec_base::output::write_file;
 use anec_base::{Diagnostic, Fault, FileError, Progress, Result, clock, hexadecimal};
+use anec_convert::Outcome;
 use anec_convert::open::name_of;
 use anec_convert::output::partial;
 use anec_convert::resume::inputs;
@@ -200,7 +201,8 @@ impl BundleCache {
         self.converted(origin, &revision, manifest, "defaults", progress)
     }
 
-    /// Bundle of a manifest's source at a revision. `by` describes the manifest for messages.
+    /// Bundle of a manifest's source at a revision. `by` describes the manifest for messages. A new bundle is
+    /// [measured](Converter::measure); `progress` receives the notes of its report.
     ///
     /// # Errors
     /// If the source can't be converted.
@@ -239,9 +241,12 @@ impl BundleCache {
             folder.display()
         ));
         self.write(&name, &record)?;
-        let made = Converter::new(manifest).out(&folder).progress(progress.clone()).convert();
+        let made = Converter::new(manifest).out(&folder).measure(true).progress(progress.clone()).convert();
         self.settle(&name, &folder, &record)?;
-        made.map(|_| folder)
+        if let Outcome::Written(written) = made? {
+            written.report.notes.iter().for_each(|note| progress.note(note));
+        }
+        Ok(folder)
     }
 
     /// Updates the record after a conversion or download: it stays if a bundle or a part of one exists.

@@ -38,7 +38,7 @@ fn bar(template: &str, message: &'static str) -> Progress {
         ProgressEvent::Total(count) => bar.set_length(count),
         ProgressEvent::Advanced(count) => bar.inc(count),
         ProgressEvent::Reached(count) => bar.set_position(count),
-        ProgressEvent::Note(line) => bar.suspend(|| eprintln!("note: {line}")),
+        ProgressEvent::Note(line) => bar.suspend(|| eprintln!("note: {}", super::visible(line))),
         ProgressEvent::Finished => bar.finish_and_clear(),
         _ => {}
     })
@@ -63,7 +63,7 @@ fn lines(message: &str) -> Progress {
             ProgressEvent::Total(count) => line.total = count,
             ProgressEvent::Advanced(count) => line.done += count,
             ProgressEvent::Reached(count) => line.done = count,
-            ProgressEvent::Note(text) => return eprintln!("note: {text}"),
+            ProgressEvent::Note(text) => return eprintln!("note: {}", super::visible(text)),
             _ => {}
         }
         if urgent || line.printed.is_none_or(|printed| printed.elapsed() >= INTERVAL) {
