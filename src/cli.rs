@@ -97,7 +97,7 @@ enum Verb {
     Chat(chat::ChatArgs),
     /// Measure the speed and memory of a bundle
     Bench(bench::BenchArgs),
-    /// Serve a model over HTTP (APIs of OpenAI, Anthropic, Ollama) or as JSON lines
+    /// Serve models over HTTP (APIs of OpenAI, Anthropic, Ollama), or one as JSON lines
     Serve(serve::ServeArgs),
     /// Compute the logits of every position
     Logits(logits::LogitsArgs),

@@ -69,6 +69,7 @@ mod residency;
 mod resume;
 mod serve;
 mod serve_messages;
+mod serve_models;
 mod serve_ollama;
 mod serve_responses;
 mod serve_tokens;

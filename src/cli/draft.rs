@@ -9,7 +9,7 @@ use anec::base::Result;
 use anec::runtime::{LoadedModel, Tokenizer};
 
 /// Options of speculative decoding with a draft model.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub struct DraftArgs {
     /// Draft with this bundle, a smaller model with the same tokenizer, or with `mtp`, the bundle's own layer
     /// (converted with `draft: mtp`); the output stays the same

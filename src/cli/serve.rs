@@ -1,8 +1,10 @@
 //! `anec serve`
 
+use std::collections::BTreeSet;
+use std::iter::repeat;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::io::BufReader;
@@ -14,16 +16,20 @@ use super::draft::DraftArgs;
 use super::model::{Runner, TEXT_PRECISION};
 use super::usage::{ThreadError, UsageError};
 use anec::base::Result;
-use anec::serve::{self, HttpOptions, ServeError, ServeLimits, Service, json_lines};
+use anec::serve::{self, HttpOptions, Models, ModelsOptions, OpenModel, ServeError, ServeLimits, Service, json_lines};
 
-/// Serve a model over HTTP (APIs of OpenAI, Anthropic, Ollama) or as JSON lines
+/// Serve models over HTTP (APIs of OpenAI, Anthropic, Ollama), or one as JSON lines
 ///
-/// The address itself shows a chat page. Only this machine can connect unless --host allows others.
+/// The address itself shows a chat page. Only this machine can connect unless --host allows others. Of several models,
+/// the `model` of a request chooses one, which is loaded when it is needed.
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("precision", TEXT_PRECISION))]
 pub struct ServeArgs {
     #[command(flatten)]
     runner: Runner,
+    /// Further models
+    #[arg(value_name = "MODEL", conflicts_with_all = ["stdin", "socket", "draft", "strict_model"])]
+    more: Vec<PathBuf>,
     /// Address to listen on
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", conflicts_with_all = ["stdin", "socket"])]
     host: IpAddr,
@@ -36,9 +42,15 @@ pub struct ServeArgs {
     /// Serve JSON lines on stdin and stdout instead
     #[arg(long)]
     stdin: bool,
-    /// Model name for clients [default: the bundle's]
+    /// Model name for clients, once for each model [default: the bundle's]
     #[arg(long, value_name = "NAME")]
-    name: Option<String>,
+    name: Vec<String>,
+    /// Unload a model after this time without requests [default: never for one model, 300 for several]
+    #[arg(long, value_name = "S", conflicts_with_all = ["stdin", "socket"])]
+    unload_after: Option<u64>,
+    /// Number of models in memory at the same time; the longest idle makes room [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), requires = "more")]
+    max_loaded: Option<u16>,
     /// Number of requests processed at the same time
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..))]
     parallel: u16,
@@ -73,6 +85,8 @@ pub struct ServeArgs {
     draft: DraftArgs,
 }
 
+/// Default of `--unload-after` for several models, in seconds.
+const UNLOAD_AFTER: u64 = 300;
 /// Environment variable with the default of `--api-key`.
 const API_KEY: &str = "ANEC_API_KEY";
 
@@ -100,15 +114,15 @@ fn origin(text: &str) -> Result<String, String> {
 impl ServeArgs {
     pub(super) fn run(self) -> Result<u8> {
         self.check_key()?;
-        let model = self.runner.open()?;
-        let name = self.name.clone().unwrap_or_else(|| model.bundle().name.clone());
-        let mut limits = ServeLimits::default();
-        limits.parallel = self.parallel.into();
-        limits.queue = self.queue.into();
-        limits.kept = self.kept.into();
-        limits.timeout = Duration::from_secs(self.timeout);
-        let draft = self.draft.load(&self.runner, &model)?;
-        let service = Service::new(model, name, self.runner.device(), limits, self.speculation.into(), draft)?;
+        let more = self.more.iter().map(|path| self.runner.another(path));
+        let runners: Vec<Runner> = [self.runner.clone()].into_iter().chain(more).collect();
+        if !self.name.is_empty() && self.name.len() != runners.len() {
+            let problem = format!("there are {} models and {} names", runners.len(), self.name.len());
+            return Err(UsageError::new(problem, "give --name once for each model, or leave it out").into());
+        }
+        let names = self.name.iter().cloned().map(Some).chain(repeat(None));
+        let mut open: Vec<OpenModel> =
+            runners.into_iter().zip(names).map(|(runner, name)| self.open(runner, name)).collect();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             // leave the processors to the model
             .worker_threads(2)
@@ -116,15 +130,60 @@ impl ServeArgs {
             .build()
             .map_err(ThreadError)?;
         let done = runtime.block_on(async {
+            if !self.stdin && self.socket.is_none() {
+                return self.http(self.models(open)?).await;
+            }
+            let Some(open) = open.pop() else { return Ok(()) };
+            let service = open(&Arc::default())?;
+            service.load();
             match &self.socket {
                 Some(path) => self.socket(service, path).await,
-                None if self.stdin => self.stdin(service).await,
-                None => self.http(service).await,
+                None => self.stdin(service).await,
             }
         });
         // don't wait for a thread that reads stdin
         runtime.shutdown_background();
         done.map(|()| 0)
+    }
+
+    /// Returns what opens a model, now and after each unload.
+    fn open(&self, runner: Runner, name: Option<String>) -> OpenModel {
+        let (draft, limits, speculation) = (self.draft.clone(), self.limits(), self.speculation.into());
+        // a name of the hub is looked up once
+        let found: OnceLock<Runner> = OnceLock::new();
+        Box::new(move |metrics| {
+            let model = found.get().unwrap_or(&runner).open()?;
+            found.get_or_init(|| runner.another(model.folder()));
+            let name = name.clone().unwrap_or_else(|| model.bundle().name.clone());
+            let draft = draft.load(&runner, &model)?;
+            Service::new(model, name, runner.device(), limits, speculation, draft, metrics.clone())
+        })
+    }
+
+    fn limits(&self) -> ServeLimits {
+        let mut limits = ServeLimits::default();
+        limits.parallel = self.parallel.into();
+        limits.queue = self.queue.into();
+        limits.kept = self.kept.into();
+        limits.timeout = Duration::from_secs(self.timeout);
+        limits
+    }
+
+    /// Opens the models, whose names must differ.
+    fn models(&self, open: Vec<OpenModel>) -> Result<Arc<Models>> {
+        let several = open.len() > 1;
+        let mut options = ModelsOptions::default();
+        options.unload_after = self.unload_after.or(several.then_some(UNLOAD_AFTER)).map(Duration::from_secs);
+        options.max_loaded = self.max_loaded.map_or(options.max_loaded, usize::from);
+        options.limits = self.limits();
+        let models = Models::new(open, options)?;
+        let mut names = BTreeSet::new();
+        if let Some(twice) = models.names().find(|name| !names.insert(*name)) {
+            let problem = format!("two models have the name {twice}");
+            return Err(UsageError::new(problem, "give each model another name with --name").into());
+        }
+        drop(names);
+        Ok(models)
     }
 
     /// Rejects `--api-key` for JSON lines. A key from the environment may be meant for another server.
@@ -137,7 +196,7 @@ impl ServeArgs {
         Ok(())
     }
 
-    async fn http(&self, service: Arc<Service>) -> Result<()> {
+    async fn http(&self, models: Arc<Models>) -> Result<()> {
         let address = format!("{}:{}", self.host, self.port);
         let listen = |error| ServeError::Listen { address: address.clone(), error };
         let listener = TcpListener::bind((self.host, self.port)).await.map_err(listen)?;
@@ -145,14 +204,15 @@ impl ServeArgs {
         if !self.host.is_loopback() && self.api_key.is_none() {
             eprintln!("warning: anybody who can reach {own} can use the model; set --api-key to require a key");
         }
-        eprintln!("{} on {}: http://{own}", service.name, service.device);
+        let names: Vec<&str> = models.names().collect();
+        eprintln!("{} on {}: http://{own}", names.join(", "), self.runner.device());
         let mut options = HttpOptions::default();
         options.api_key = self.api_key.clone();
         options.cors = self.cors.clone();
         options.allow_hosts = self.allow_host.clone();
         options.strict_model = self.strict_model;
         options.max_body = self.max_body as usize;
-        serve::serve(service, listener, options, shutdown_signal).await;
+        serve::serve(models, listener, options, shutdown_signal).await;
         Ok(())
     }
 

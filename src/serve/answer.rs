@@ -12,6 +12,7 @@ use serde_json::Value as Json;
 
 use super::engine::{Ending, Event};
 use super::error::ServeError;
+use super::models::Lease;
 use super::service::{self, Completion};
 use super::tools::{Parts, divide};
 use anec_runtime::GeneratedToken;
@@ -58,28 +59,35 @@ pub(super) async fn whole(answer: Completion) -> Result<WholeAnswer, ServeError>
     Ok(WholeAnswer { parts, tokens: text.tokens, ending: text.ending, tokenize })
 }
 
-/// Returns the events of an answer's only text. Dropping the stream cancels the work.
-pub(super) fn events(answer: Completion, mut writer: impl EventWriter) -> impl Stream<Item = Json> + Send {
+/// Returns the events of an answer's only text, and keeps its model in use. Dropping the stream cancels the work.
+pub(super) fn events(
+    model: Lease,
+    answer: Completion,
+    mut writer: impl EventWriter,
+) -> impl Stream<Item = Json> + Send {
     let Completion { receivers, mut reader, .. } = answer;
     let begin = writer.begin();
     let texts = receivers.into_iter().take(1).map(|receiver| service::events(receiver).boxed());
-    let events = stream::select_all(texts).map(move |event| match event {
-        Event::Delta(delta) => {
-            writer.tokens(&delta.tokens);
-            let parts = match &mut reader {
-                Some(reader) => reader.push(&delta.text),
-                None if delta.text.is_empty() => Vec::new(),
-                None => vec![AnswerPart::Text(delta.text)],
-            };
-            parts.into_iter().flat_map(|part| writer.part(part)).collect()
+    let events = stream::select_all(texts).map(move |event| {
+        let _ = &model;
+        match event {
+            Event::Delta(delta) => {
+                writer.tokens(&delta.tokens);
+                let parts = match &mut reader {
+                    Some(reader) => reader.push(&delta.text),
+                    None if delta.text.is_empty() => Vec::new(),
+                    None => vec![AnswerPart::Text(delta.text)],
+                };
+                parts.into_iter().flat_map(|part| writer.part(part)).collect()
+            }
+            Event::End(ending) => {
+                let parts = reader.as_mut().map(AnswerReader::finish).unwrap_or_default();
+                let mut events: Vec<Json> = parts.into_iter().flat_map(|part| writer.part(part)).collect();
+                events.extend(writer.end(&ending));
+                events
+            }
+            Event::Failed(error) => vec![writer.fail(&error)],
         }
-        Event::End(ending) => {
-            let parts = reader.as_mut().map(AnswerReader::finish).unwrap_or_default();
-            let mut events: Vec<Json> = parts.into_iter().flat_map(|part| writer.part(part)).collect();
-            events.extend(writer.end(&ending));
-            events
-        }
-        Event::Failed(error) => vec![writer.fail(&error)],
     });
     stream::iter([begin]).chain(events).flat_map(stream::iter)
 }

@@ -12,10 +12,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::error::ServeError;
+use super::models::{Lease, Models};
 use super::openai;
 use super::origin::{allowed_origin, host_name, local_name};
 use super::responses::store::ConversationStore;
-use super::service::{Completion, Service, Submission};
 
 /// Options of the HTTP server.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ pub struct HttpOptions {
     pub cors: Vec<String>,
     /// Host names under which the server answers, beside those of this machine.
     pub allow_hosts: Vec<String>,
-    /// Whether requests must name the model; other names are answered by the only model there is.
+    /// Whether requests can't name another model than the only one there is.
     pub strict_model: bool,
     /// Maximum size of a request body in bytes.
     pub max_body: usize,
@@ -60,10 +60,12 @@ impl Default for HttpOptions {
 
 /// State shared by the handlers.
 pub(super) struct App {
-    pub(super) service: Arc<Service>,
+    pub(super) models: Arc<Models>,
     pub(super) options: HttpOptions,
     /// Whether only this machine can connect.
     local: bool,
+    /// Start time in seconds since 1970.
+    created: u64,
     /// Number of requests so far, for ids of answers.
     count: AtomicU64,
     /// Bytes that bodies in progress may hold, in units of [`BODY_UNIT`].
@@ -78,9 +80,10 @@ const BODIES: usize = 8;
 const BODY_UNIT: usize = 1024;
 impl App {
     /// Creates the state of a server; `local` tells that only this machine can connect.
-    pub(super) fn new(service: Arc<Service>, options: HttpOptions, local: bool) -> Self {
+    pub(super) fn new(models: Arc<Models>, options: HttpOptions, local: bool) -> Self {
         let bodies = Arc::new(Semaphore::new(BODIES * options.max_body.div_ceil(BODY_UNIT)));
-        App { service, options, local, count: AtomicU64::default(), bodies, conversations: Arc::default() }
+        let (created, count) = (anec_base::clock::now(), AtomicU64::default());
+        App { models, options, local, created, count, bodies, conversations: Arc::default() }
     }
 
     /// Returns why a request with these headers is refused.
@@ -98,41 +101,24 @@ impl App {
         origin.map(|origin| ServeError::ForeignOrigin { origin: origin.into_owned() })
     }
 
-    /// Reads the JSON object of a request, and checks the model that it names.
+    /// Reads the JSON object of a request.
     pub(super) async fn object(&self, request: Request) -> Result<Value, ServeError> {
         let (body, _held) = self.read(request).await?;
-        let object = openai::object(&body)?;
-        match object.get("model").and_then(Value::as_str) {
-            Some(name) if self.options.strict_model => self.check_model(name).map(|()| object),
-            _ => Ok(object),
-        }
+        openai::object(&body)
     }
 
-    /// Checks that a name is that of the model, with or without Ollama's tag `:latest`.
-    ///
-    /// # Errors
-    /// If it is another model's.
-    pub(super) fn check_model(&self, name: &str) -> Result<(), ServeError> {
-        let own = &self.service.name;
-        let untagged = |name: &str| name.strip_suffix(":latest").unwrap_or(name).to_owned();
-        match untagged(name) == untagged(own) {
-            true => Ok(()),
-            false => Err(ServeError::NoModel { name: name.to_owned(), own: own.clone() }),
-        }
+    /// Reads the JSON object of a request, and loads the model that it names.
+    pub(super) async fn model_and_object(&self, request: Request) -> Result<(Lease, Value), ServeError> {
+        let object = self.object(request).await?;
+        Ok((self.models.lease(self.find(&object)?).await?, object))
     }
 
-    /// Queues the one text of a request, as [`Service::ask`] does.
+    /// Returns the index of the model that a request names.
     ///
     /// # Errors
-    /// Returns any error of [`Service::ask`].
-    pub(super) async fn ask_one<T: Send + 'static>(
-        &self,
-        read: impl FnOnce(&Service) -> Result<(Submission, T), ServeError> + Send + 'static,
-    ) -> Result<(Completion, T), ServeError> {
-        let read = |service: &Service| read(service).map(|(submission, rest)| (vec![submission], rest));
-        let (answers, rest) = self.service.ask(read).await?;
-        let answer = answers.into_iter().next().ok_or_else(ServeError::panicked)?;
-        Ok((answer, rest))
+    /// If it is unknown here.
+    pub(super) fn find(&self, object: &Value) -> Result<usize, ServeError> {
+        self.models.find(object["model"].as_str(), self.options.strict_model)
     }
 
     /// Reads a body within the limits of size, time, and bytes of all bodies in progress, which count as long as the
@@ -177,6 +163,6 @@ impl App {
     /// Returns a new id that begins with `prefix`.
     pub(super) fn answer_id(&self, prefix: &str) -> String {
         let number = self.count.fetch_add(1, Ordering::Relaxed);
-        format!("{prefix}{:x}{number:08x}", self.service.created)
+        format!("{prefix}{:x}{number:08x}", self.created)
     }
 }

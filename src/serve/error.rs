@@ -92,11 +92,11 @@ pub enum ServeError {
     #[error("this server wants an API key: send it as `Authorization: Bearer KEY`")]
     Unauthorized,
     /// Unknown model.
-    #[error("there is no model `{name}` here; this server has `{own}`")]
+    #[error("there is no model `{name}` here; this server has {own}")]
     NoModel {
         /// Requested name.
         name: String,
-        /// Name of the served model.
+        /// Names of the served models.
         own: String,
     },
     /// Unknown response.

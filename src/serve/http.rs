@@ -30,8 +30,9 @@ use super::clients::{Activity, ClientAddresses, IdleConnections};
 use super::embeddings;
 use super::error::ServeError;
 use super::error_form;
-use super::loading::LoadingStage;
+use super::facts::Facts;
 use super::messages;
+use super::models::{ModelStatus, Models};
 use super::ollama;
 use super::openai::{self, Head, Kind, LogprobWriter};
 use super::responses;
@@ -51,7 +52,7 @@ const PAGE: &str = include_str!("page.html");
 /// Serves requests until `shutdown` completes. New requests are then refused, and unfinished answers get some time, or
 /// until `shutdown` completes again.
 pub async fn serve<S: Future<Output = ()>>(
-    service: Arc<Service>,
+    models: Arc<Models>,
     listener: TcpListener,
     options: HttpOptions,
     shutdown: impl Fn() -> S,
@@ -62,9 +63,13 @@ pub async fn serve<S: Future<Output = ()>>(
     let graceful = GracefulShutdown::new();
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(options.read_timeout);
-    let (grace, write_timeout, engine) = (options.grace, options.write_timeout, service.clone());
+    let (grace, write_timeout) = (options.grace, options.write_timeout);
     let local = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
-    let routes = routes(service, options, local);
+    let routes = routes(models.clone(), options, local);
+    let unloading = tokio::spawn({
+        let models = models.clone();
+        async move { models.unload_idle().await }
+    });
     let mut first = std::pin::pin!(shutdown());
     loop {
         let accepted = async {
@@ -113,22 +118,23 @@ pub async fn serve<S: Future<Output = ()>>(
         });
     }
     drop(listener);
-    engine.engine().close();
+    unloading.abort();
+    models.close();
     let mut closed = std::pin::pin!(graceful.shutdown());
     let finished = tokio::select! {
         finished = timeout(grace, &mut closed) => finished.is_ok(),
         () = shutdown() => false,
     };
-    let _ = tokio::task::spawn_blocking(move || engine.engine().stop()).await;
+    let _ = tokio::task::spawn_blocking(move || models.stop()).await;
     if !finished {
         // unfinished answers have failed; send their clients the error
         let _ = timeout(CLOSE_TIMEOUT, closed).await;
     }
 }
 
-fn routes(service: Arc<Service>, options: HttpOptions, local: bool) -> Router {
+fn routes(models: Arc<Models>, options: HttpOptions, local: bool) -> Router {
     let cors = (!options.cors.is_empty()).then(|| cors(&options.cors));
-    let app = Arc::new(App::new(service, options, local));
+    let app = Arc::new(App::new(models, options, local));
     let guarded = Router::new()
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completion))
@@ -136,7 +142,7 @@ fn routes(service: Arc<Service>, options: HttpOptions, local: bool) -> Router {
         .route("/rerank", post(rerank))
         .route("/v1/rerank", post(rerank))
         .route("/v2/rerank", post(rerank))
-        .route("/v1/models", get(models))
+        .route("/v1/models", get(list_models))
         .route("/v1/models/{name}", get(model))
         .route("/metrics", get(metrics))
         .merge(messages::routes())
@@ -204,7 +210,7 @@ async fn count_requests(State(app): State<Arc<App>>, request: Request, next: Nex
     let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
     let busy = request.extensions().get::<Arc<Activity>>().map(Activity::begin);
     let response = next.run(request).await;
-    app.service.metrics.request(&route, response.status().as_u16());
+    app.models.metrics.request(&route, response.status().as_u16());
     // the connection is busy until the whole answer is sent
     response.map(|body| {
         Body::new(body.map_frame(move |frame| {
@@ -220,43 +226,56 @@ async fn page() -> Response {
     ([(header::CONTENT_SECURITY_POLICY, policy)], Html(PAGE)).into_response()
 }
 
-/// Returns 200 once the model is loaded and 503 before, for load balancers.
+/// Returns 200 once the only model is loaded and 503 before, for load balancers. Several models are loaded on demand,
+/// so that their server is always ready.
 async fn health(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
-    let (waiting, active) = app.service.engine().load();
-    let stage = app.service.stage();
-    let mut health = stage.health();
+    let (waiting, active) = app.models.texts();
+    let mut health = match &app.models.statuses()[..] {
+        [model] => health_of(model),
+        models => json!({"status": "ok", "models": models.iter().map(health_of).collect::<Vec<_>>()}),
+    };
     let facts = json!({
-        "mode": "http", "model": app.service.name, "device": app.service.device,
-        "context": app.service.context(), "waiting": waiting, "active": active,
-        "uptime_s": app.service.metrics.uptime().as_secs_f64(),
+        "mode": "http", "waiting": waiting, "active": active, "uptime_s": app.models.metrics.uptime().as_secs_f64(),
     });
     if let (Value::Object(health), Value::Object(facts)) = (&mut health, facts) {
         health.extend(facts);
     }
-    let status = if stage == LoadingStage::Ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, Json(health))
+    let is_ready = ["ok", "unloaded"].iter().any(|status| health["status"] == *status);
+    (if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, Json(health))
+}
+
+/// Returns the loading stage of a model with facts about it.
+fn health_of(ModelStatus { facts, service, .. }: &ModelStatus<'_>) -> Value {
+    let mut health = match service {
+        Some(service) => service.stage().health(),
+        None => json!({"status": "unloaded"}),
+    };
+    (health["model"], health["device"]) = (json!(facts.name), json!(facts.device));
+    health["context"] = json!(facts.context);
+    health
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let (waiting, active) = app.service.engine().load();
-    let text = app.service.metrics.render(waiting, active);
+    let (waiting, active) = app.models.texts();
+    let text = app.models.metrics.render(waiting, active);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
 }
 
-fn about_model(service: &Service) -> Value {
+fn about_model(facts: &Facts) -> Value {
     json!({
-        "id": service.name, "object": "model", "created": service.created, "owned_by": "anec",
-        "max_model_len": service.context(), "device": service.device,
+        "id": facts.name, "object": "model", "created": facts.created, "owned_by": "anec",
+        "max_model_len": facts.context, "device": facts.device,
     })
 }
 
-async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({"object": "list", "data": [about_model(&app.service)]}))
+async fn list_models(State(app): State<Arc<App>>) -> Json<Value> {
+    let models = app.models.statuses().into_iter().map(|model| about_model(model.facts));
+    Json(json!({"object": "list", "data": models.collect::<Value>()}))
 }
 
 async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Json<Value>, ServeError> {
-    app.check_model(&name)?;
-    Ok(Json(about_model(&app.service)))
+    let index = app.models.find(Some(&name), true)?;
+    Ok(Json(about_model(app.models.facts(index))))
 }
 
 async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response, ServeError> {
@@ -268,31 +287,31 @@ async fn completion(State(app): State<Arc<App>>, request: Request) -> Result<Res
 }
 
 async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ServeError> {
-    let body = app.object(request).await?;
-    app.service.compute(move |service, wanted| embeddings::embed(service, body, wanted)).await.map(Json)
+    let (model, body) = app.model_and_object(request).await?;
+    model.compute(move |service, wanted| embeddings::embed(service, body, wanted)).await.map(Json)
 }
 
 async fn rerank(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ServeError> {
-    let body = app.object(request).await?;
-    app.service.compute(move |service, wanted| embeddings::rerank(service, body, wanted)).await.map(Json)
+    let (model, body) = app.model_and_object(request).await?;
+    model.compute(move |service, wanted| embeddings::rerank(service, body, wanted)).await.map(Json)
 }
 
 async fn answer(app: Arc<App>, kind: Kind, request: Request) -> Result<Response, ServeError> {
-    let body = app.object(request).await?;
+    let (model, body) = app.model_and_object(request).await?;
     let read = move |service: &Service| openai::read(kind, body, service);
-    let (answers, form) = app.service.ask(read).await?;
+    let (answers, form) = model.ask(read).await?;
     let head = Head {
         kind,
         id: app.answer_id(match kind {
             Kind::Chat => "chatcmpl-",
             Kind::Completion => "cmpl-",
         }),
-        created: app.service.created + app.service.metrics.uptime().as_secs(),
-        model: app.service.name.clone(),
-        fingerprint: app.service.fingerprint.clone(),
+        created: anec_base::clock::now(),
+        model: model.name.clone(),
+        fingerprint: model.fingerprint.clone(),
     };
     if form.stream {
-        let parts = parts(app.service.clone(), head, form, answers);
+        let parts = parts(model, head, form, answers);
         return Ok(Sse::new(parts).keep_alive(KeepAlive::default()).into_response());
     }
     let (mut choices, mut endings, mut warnings) = (Vec::new(), Vec::new(), Vec::new());
@@ -302,13 +321,13 @@ async fn answer(app: Arc<App>, kind: Kind, request: Request) -> Result<Response,
         tokenize += answer.tokenize;
         warnings.extend(answer.warnings);
         let prompt = match form.echo {
-            true => app.service.tokenizer().decode(&answer.prompt, false)?,
+            true => model.tokenizer().decode(&answer.prompt, false)?,
             false => String::new(),
         };
         // all are read at once, because a text that isn't read pauses
         for text in try_join_all(answer.receivers.into_iter().map(whole)).await? {
             let scored = [&answer.scored[..], &text.tokens].concat();
-            let likely = LogprobWriter::new(app.service.clone(), kind, form.logprobs).of(&scored);
+            let likely = LogprobWriter::new(model.clone(), kind, form.logprobs).of(&scored);
             let parts = match &answer.reader {
                 Some(reader) => divide(reader.clone(), &text.text),
                 None => Parts { text: prompt.clone() + &text.text, ..Parts::default() },

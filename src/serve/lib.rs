@@ -1,4 +1,4 @@
-//! Server of a model: the HTTP APIs of OpenAI, Anthropic and Ollama, and JSON lines, with many requests at a time.
+//! Server of models: the HTTP APIs of OpenAI, Anthropic and Ollama, and JSON lines, with many requests at a time.
 //!
 //! ```
 //! use anec_serve::Parameters;
@@ -13,6 +13,8 @@
 //! |---|---|
 //! | `engine` | scheduler thread: bounded queue, texts taking turns |
 //! | `service` | request validation, from request to tokens |
+//! | `models` | served models, loaded on demand and unloaded when idle |
+//! | `facts` | facts about models that needn't be loaded |
 //! | [`loading`] | background loading while the server already answers |
 //! | `parameters` | sampling parameters of requests |
 //! | `app` | what the handlers of all APIs share, limits of requests |
@@ -44,12 +46,14 @@ pub mod embeddings;
 mod engine;
 mod error;
 mod error_form;
+mod facts;
 mod fields;
 mod http;
 pub mod json_lines;
 pub mod loading;
 mod messages;
 mod metrics;
+mod models;
 mod ollama;
 pub mod openai;
 mod origin;
@@ -65,5 +69,6 @@ pub use engine::{Ending, Event, Job, Scheduler, ServeLimits};
 pub use error::ServeError;
 pub use http::serve;
 pub use metrics::Metrics;
+pub use models::{Models, ModelsOptions, OpenModel};
 pub use parameters::Parameters;
 pub use service::{Service, Submission};

@@ -24,29 +24,29 @@ pub(super) fn routes() -> Router<Arc<App>> {
 }
 
 async fn messages(State(app): State<Arc<App>>, request: Request) -> Result<Response, ServeError> {
-    let body = app.object(request).await?;
+    let (model, body) = app.model_and_object(request).await?;
     let read = move |service: &Service| {
         let request = request::read(body, service)?;
         Ok((request.submission, (request.stops, request.stream)))
     };
-    let (answer, (stops, stream)) = app.ask_one(read).await?;
+    let (answer, (stops, stream)) = model.ask_one(read).await?;
     let head = AnswerHead {
         id: app.answer_id("msg_"),
-        model: app.service.name.clone(),
-        tokenizer: app.service.tokenizer().clone(),
+        model: model.name.clone(),
+        tokenizer: model.tokenizer().clone(),
         stops,
     };
     if stream {
         let writer = Writer::new(head, answer.prompt.len());
         let ping = Event::default().event("ping").data(answer::ping().to_string());
-        return Ok(server_events(events(answer, writer), KeepAlive::new().event(ping)));
+        return Ok(server_events(events(model, answer, writer), KeepAlive::new().event(ping)));
     }
     Ok(Json(head.whole(whole(answer).await?)?).into_response())
 }
 
 async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ServeError> {
-    let body = app.object(request).await?;
+    let (model, body) = app.model_and_object(request).await?;
     let count = move |service: &Service| Ok(service.tokens(request::prompt(body, service)?)?.len());
-    let tokens = app.service.compute(move |service, _| count(service)).await?;
+    let tokens = model.compute(move |service, _| count(service)).await?;
     Ok(Json(json!({"input_tokens": tokens})))
 }

@@ -39,19 +39,19 @@ async fn forget(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<J
 }
 
 async fn respond(State(app): State<Arc<App>>, request: Request) -> Result<Response, ServeError> {
-    let body = app.object(request).await?;
+    let (model, body) = app.model_and_object(request).await?;
     let conversations = app.conversations.clone();
     let read = move |service: &Service| {
         let request = request::read(body, service, &conversations)?;
         Ok((request.submission, (request.response, request.stream, request.kept)))
     };
-    let (answer, (mut response, stream, kept)) = app.ask_one(read).await?;
+    let (answer, (mut response, stream, kept)) = model.ask_one(read).await?;
     response["id"] = unguessable_id().into();
     response["created_at"] = anec_base::clock::now().into();
-    response["model"] = app.service.name.clone().into();
+    response["model"] = model.name.clone().into();
     let mut writer = Writer::new(response, kept.map(|messages| (app.conversations.clone(), messages)));
     match stream {
-        true => Ok(server_events(events(answer, writer), KeepAlive::default())),
+        true => Ok(server_events(events(model, answer, writer), KeepAlive::default())),
         false => Ok(Json(writer.whole(whole(answer).await?)).into_response()),
     }
 }

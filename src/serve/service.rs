@@ -30,11 +30,9 @@ pub struct Service {
     pub name: String,
     /// Device that runs the model.
     pub device: String,
-    /// Start time in seconds since 1970.
-    pub created: u64,
     /// Identifier of the model's files.
     pub fingerprint: String,
-    /// Metrics of the server.
+    /// Metrics of the server's texts.
     pub metrics: Arc<Metrics>,
     model: Arc<LoadedModel>,
     tokenizer: Arc<Tokenizer>,
@@ -47,7 +45,8 @@ pub struct Service {
     grammars: OnceLock<Result<Grammars, String>>,
     defaults: Defaults,
     engine: Scheduler,
-    loading: Loading,
+    /// Loading of the model, once begun.
+    loading: OnceLock<Loading>,
     limits: ServeLimits,
     /// Requests in preparation or waiting for it; further ones are refused.
     admitted: Semaphore,
@@ -210,8 +209,8 @@ impl Times {
 }
 
 impl Service {
-    /// Creates a service and loads its model in the background. `speculation` tokens are drafted per call by default; a
-    /// `draft` model may draft up to its number more.
+    /// Creates a service. `speculation` tokens are drafted per call by default; a `draft` model may draft up to its
+    /// number more.
     ///
     /// # Errors
     /// If the bundle has no tokenizer.
@@ -222,15 +221,13 @@ impl Service {
         limits: ServeLimits,
         speculation: usize,
         draft: Option<(Arc<LoadedModel>, usize)>,
+        metrics: Arc<Metrics>,
     ) -> Result<Arc<Self>> {
         let tokenizer = Arc::new(Tokenizer::of(model.bundle(), model.folder())?);
-        let metrics = Arc::new(Metrics::default());
         let template = ChatTemplate::of(model.bundle(), model.folder(), &tokenizer);
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Ok(Arc::new(Service {
             name,
             device,
-            created: now.map_or(0, |now| now.as_secs()),
             fingerprint: fingerprint(&model),
             answer: template.as_ref().map_or(AnswerSyntax::Plain, |template| AnswerSyntax::of(template.source())),
             syntax: template.as_ref().ok().and_then(|template| CallSyntax::of(template.source(), &tokenizer)),
@@ -239,7 +236,7 @@ impl Service {
             grammars: OnceLock::new(),
             defaults: Defaults::of(model.bundle(), model.folder(), speculation),
             engine: Scheduler::start(model.clone(), tokenizer.clone(), limits, metrics.clone(), draft),
-            loading: Loading::start(model.clone()),
+            loading: OnceLock::new(),
             metrics,
             model,
             tokenizer,
@@ -265,9 +262,15 @@ impl Service {
         &self.tokenizer
     }
 
-    /// Returns the loading stage. Earlier requests are answered once the model is loaded.
+    /// Loads the model in the background. Earlier requests are answered once it is loaded.
+    pub fn load(&self) {
+        self.loading.get_or_init(|| Loading::start(self.model.clone()));
+    }
+
+    /// Returns the loading stage.
     pub fn stage(&self) -> LoadingStage {
-        self.loading.stage()
+        let begin = || LoadingStage::Loading { done: 0, of: self.model.bundle().functions.len() };
+        self.loading.get().map_or_else(begin, Loading::stage)
     }
 
     /// Returns the scheduler.
@@ -308,6 +311,20 @@ impl Service {
         };
         let queue = |(prepared, constraint)| self.queue(prepared, constraint);
         Ok((prepared.into_iter().zip(constraints).map(queue).collect::<Result<Vec<_>, _>>()?, rest))
+    }
+
+    /// Queues the one text of a request, as [`Service::ask`] does.
+    ///
+    /// # Errors
+    /// Returns any error of [`Service::ask`].
+    pub(super) async fn ask_one<T: Send + 'static>(
+        self: &Arc<Self>,
+        read: impl FnOnce(&Service) -> Result<(Submission, T), ServeError> + Send + 'static,
+    ) -> Result<(Completion, T), ServeError> {
+        let read = |service: &Service| read(service).map(|(submission, rest)| (vec![submission], rest));
+        let (answers, rest) = self.ask(read).await?;
+        let answer = answers.into_iter().next().ok_or_else(ServeError::panicked)?;
+        Ok((answer, rest))
     }
 
     /// Runs a request's work on a blocking thread, as [`Service::ask`] does. The work can check whether its client is

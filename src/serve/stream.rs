@@ -1,7 +1,6 @@
 //! Streamed answers as server-sent events.
 
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::response::sse::Event as Part;
@@ -9,14 +8,15 @@ use futures_util::stream::{self, Stream, StreamExt};
 use serde_json::{Value, json};
 
 use super::engine::{Ending, Event};
+use super::models::Lease;
 use super::openai::{self, AnswerForm, Delta, Head, Kind, LogprobWriter};
-use super::service::{Completion, Service, Times, events};
+use super::service::{Completion, Times, events};
 use anec_runtime::reasoning::{AnswerPart, AnswerReader};
 use anec_runtime::{Finish, TextDelta};
 
-/// Returns the parts of an answer. Dropping the stream drops the receivers and cancels the work.
-pub fn parts(
-    service: Arc<Service>,
+/// Returns the parts of an answer, and keeps its model in use. Dropping the stream cancels the work.
+pub(super) fn parts(
+    model: Lease,
     head: Head,
     form: AnswerForm,
     answer: Vec<Completion>,
@@ -31,7 +31,7 @@ pub fn parts(
     let text = |(index, reader)| Text {
         index,
         first: form.kind == Kind::Chat,
-        likely: LogprobWriter::new(service.clone(), form.kind, form.logprobs),
+        likely: LogprobWriter::new(model.clone(), form.kind, form.logprobs),
         reader,
         called: 0,
     };
@@ -44,6 +44,7 @@ pub fn parts(
         tokenize,
         warnings,
         over: false,
+        _model: model,
     };
     stream::select_all(events)
         .map(move |(index, event)| writer.write(index, event))
@@ -122,6 +123,8 @@ struct Writer {
     tokenize: Duration,
     warnings: Vec<String>,
     over: bool,
+    /// Model in use.
+    _model: Lease,
 }
 
 impl Writer {

@@ -47,19 +47,19 @@ pub(super) fn routes() -> Router<Arc<App>> {
 }
 
 async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ServeError> {
-    let body = app.object(request).await?;
-    app.service.compute(move |service, _| tokens(service, body)).await.map(Json)
+    let (model, body) = app.model_and_object(request).await?;
+    model.compute(move |service, _| tokens(service, body)).await.map(Json)
 }
 
 async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ServeError> {
-    let body = app.object(request).await?;
-    app.service.compute(move |service, _| text(service, body)).await.map(Json)
+    let (model, body) = app.model_and_object(request).await?;
+    model.compute(move |service, _| text(service, body)).await.map(Json)
 }
 
 async fn apply_template(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ServeError> {
-    let body = app.object(request).await?;
+    let (model, body) = app.model_and_object(request).await?;
     let prompt = move |service: &Service| Ok(json!({"prompt": service.render(&openai::conversation(body)?)?}));
-    app.service.compute(move |service, _| prompt(service)).await.map(Json)
+    model.compute(move |service, _| prompt(service)).await.map(Json)
 }
 
 fn tokens(service: &Service, body: Value) -> Result<Value, ServeError> {

@@ -48,10 +48,10 @@ struct Content {
 }
 
 impl AnswerHead {
-    /// Returns the answer to a request that only loads the model.
-    pub(super) fn loaded(&self) -> Json {
+    /// Returns the answer to a request that only loads or unloads the model.
+    pub(super) fn without_text(&self, reason: &str) -> Json {
         let mut answer = self.chunk(Content::default(), true);
-        answer["done_reason"] = json!("load");
+        answer["done_reason"] = json!(reason);
         answer
     }
 
