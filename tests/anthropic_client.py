@@ -41,6 +41,18 @@ def counts():
     assert client.messages.count_tokens(model=model, messages=USER, system="Be brief.").input_tokens > count
 
 
+def tools():
+    schema = {"type": "object", "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["days"], "additionalProperties": False}
+    tides = {"name": "tides", "description": "", "input_schema": schema}
+    asked = dict(model=model, messages=USER, max_tokens=100, tools=[tides], tool_choice={"type": "tool", "name": "tides"})
+    with client.messages.stream(**asked, extra_body=GREEDY) as stream:
+        pieces = [event.partial_json for event in stream if event.type == "input_json"]
+        last = stream.get_final_message()
+    (call,) = last.content
+    assert len(pieces) > 2 and last.stop_reason == "tool_use", pieces
+    assert call.name == "tides" and call.input.keys() == {"days"}, call
+
+
 def models():
     assert [entry.id for entry in client.models.list()] == [model]
 
@@ -55,6 +67,6 @@ def errors():
             raise AssertionError(f"no error about {word}")
 
 
-for step in (messages, counts, models, errors):
+for step in (messages, counts, tools, models, errors):
     step()
 print("all of it works")

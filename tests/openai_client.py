@@ -100,12 +100,26 @@ def tools():
     assert choice.finish_reason == "tool_calls" and call.function.name == "weather"
     assert set(json.loads(call.function.arguments)) == {"city"}, call
     parts = client.chat.completions.create(**asked, tool_choice="required", parallel_tool_calls=False, stream=True)
-    (streamed,) = [c for part in parts for c in part.choices[0].delta.tool_calls or []]
-    assert streamed.function.arguments == call.function.arguments and streamed.index == 0
+    first, *rest = [c for part in parts for c in part.choices[0].delta.tool_calls or []]
+    assert first.function.name == "weather" and first.id and not first.function.arguments and first.index == 0
+    assert len(rest) > 2 and all(c.index == 0 and c.id is None for c in rest), rest
+    assert json.loads("".join(c.function.arguments for c in rest)) == json.loads(call.function.arguments)
     messages += [choice.message, {"role": "tool", "tool_call_id": call.id, "content": "Sunny, 21 degrees."}]
     said = client.chat.completions.create(**asked).choices[0].message
     assert said.content or said.tool_calls
     print("   ", call.function.arguments, "->", repr(said.content), flush=True)
+
+
+def responses():
+    city = {"type": "string", "maxLength": 30}
+    parameters = {"type": "object", "properties": {"city": city}, "required": ["city"], "additionalProperties": False}
+    weather = {"type": "function", "name": "weather", "parameters": parameters, "strict": True}
+    asked = dict(model=model, input="What will the weather be in Paris?", tools=[weather], tool_choice="required")
+    with client.responses.stream(**asked, max_output_tokens=100, temperature=0, parallel_tool_calls=False) as stream:
+        pieces = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+        (call,) = stream.get_final_response().output
+    assert len(pieces) > 2 and "".join(pieces) == call.arguments, pieces
+    assert call.name == "weather" and json.loads(call.arguments).keys() == {"city"}, call
 
 
 def parallel():
@@ -139,7 +153,7 @@ def errors():
             raise AssertionError(f"no {error.__name__}")
 
 
-for check in [models, whole_and_streamed, stop, logprobs, several, json_schema, tools, parallel, cancellation, errors]:
+for check in [models, whole_and_streamed, stop, logprobs, several, json_schema, tools, responses, parallel, cancellation, errors]:
     check()
     print("ok", check.__name__, flush=True)
 print("all of it works")

@@ -337,7 +337,7 @@ fn a_call_that_is_required_comes_as_one() {
     );
     let call = &choice["message"]["tool_calls"][0];
     assert_eq!((&call["function"]["name"], &call["type"]), (&json!("tides"), &json!("function")));
-    let arguments = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+    let arguments: Json = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
     jsonschema::validate(&parameters, &arguments).unwrap();
 
     // the form of an answer is that of later ones, and of those that are no calls
@@ -364,10 +364,23 @@ fn a_call_that_is_required_comes_as_one() {
     let deltas: Vec<&Json> = parts.iter().map(|part| &part["choices"][0]["delta"]).collect();
     assert_eq!(deltas[0]["role"], "assistant");
     let calls: Vec<&Json> = deltas.iter().filter_map(|delta| delta["tool_calls"].get(0)).collect();
-    assert_eq!(calls.len(), 1);
-    assert_eq!((&calls[0]["function"], &calls[0]["index"]), (&call["function"], &json!(0)));
+    // the name first, then the arguments as they are generated
+    assert_eq!((&calls[0]["function"], &calls[0]["type"]), (&json!({"name": "tides", "arguments": ""}), &call["type"]));
+    assert!(calls.len() > 4 && calls.iter().all(|part| part["index"] == 0), "{calls:?}");
+    assert!(calls[0]["id"].is_string() && calls[1..].iter().all(|part| part.get("id").is_none()), "{calls:?}");
+    let joined: String = calls.iter().map(|part| part["function"]["arguments"].as_str().unwrap()).collect();
+    assert_eq!(serde_json::from_str::<Json>(&joined).unwrap(), arguments);
     assert!(deltas.iter().all(|delta| delta["content"].as_str().unwrap_or_default().is_empty()));
     assert_eq!(parts.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
+
+    // one that is cut has begun, and is no text
+    streamed["max_tokens"] = json!(answer["usage"]["completion_tokens"].as_u64().unwrap() - 12);
+    let parts = server().post("/v1/chat/completions", &streamed).parts();
+    let last = &parts.last().unwrap()["choices"][0];
+    assert_eq!(last["finish_reason"], "length");
+    let deltas = || parts.iter().map(|part| &part["choices"][0]["delta"]);
+    assert!(deltas().any(|delta| delta["tool_calls"][0]["function"]["name"] == "tides"), "{parts:?}");
+    assert!(deltas().all(|delta| delta["content"].as_str().unwrap_or_default().is_empty()), "{parts:?}");
 
     // the conversation continues with the function's result
     let mut next = request(json!({"tool_choice": "none", "max_tokens": 4}));
@@ -1156,10 +1169,8 @@ fn the_official_client_works() {
 
 #[test]
 fn the_official_clients_of_other_apis_work() {
-    let server = Server::start(crate::verbs::bundle(), &[]);
-    for script in ["tests/ollama_client.py", "tests/anthropic_client.py"] {
-        client::run(script, &server, "demo");
-    }
+    client::run("tests/ollama_client.py", &Server::start(crate::verbs::bundle(), &[]), "demo");
+    client::run("tests/anthropic_client.py", &server(), "demo");
 }
 
 #[test]

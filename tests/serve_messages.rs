@@ -136,7 +136,9 @@ fn a_tool_that_is_chosen_is_called_and_its_result_taken() {
     let parts = events(&server.post("/v1/messages", &streamed));
     let start = parts.iter().find(|part| part["type"] == "content_block_start").unwrap();
     assert_eq!((&start["content_block"]["name"], &start["content_block"]["input"]), (&json!("tides"), &json!({})));
-    let arguments: String = parts.iter().filter_map(|part| part["delta"]["partial_json"].as_str()).collect();
+    let deltas: Vec<&str> = parts.iter().filter_map(|part| part["delta"]["partial_json"].as_str()).collect();
+    assert!(deltas.len() > 2, "{deltas:?}");
+    let arguments = deltas.concat();
     jsonschema::validate(&schema(), &serde_json::from_str(&arguments).unwrap()).unwrap();
     assert!(parts.iter().any(|part| part["delta"]["stop_reason"] == "tool_use"));
 

@@ -146,6 +146,12 @@ fn calls_are_items_and_their_outputs_are_taken() {
     ];
     assert_eq!(steps(&parts), expected);
     assert_eq!(parts[3]["item_id"], parts[2]["item"]["id"]);
+    let deltas: Vec<&str> = parts.iter().filter_map(|part| part["delta"].as_str()).collect();
+    let done = |kind: &str| parts.iter().find(|part| part["type"] == kind).unwrap();
+    assert!(deltas.len() > 2, "{deltas:?}");
+    assert_eq!(done("response.function_call_arguments.done")["arguments"], deltas.concat());
+    let item = &done("response.output_item.done")["item"];
+    assert_eq!((&item["arguments"], &item["status"]), (&json!(deltas.concat()), &json!("completed")));
 
     let output = json!({"type": "function_call_output", "call_id": call["call_id"], "output": "none"});
     let items = json!([{"role": "user", "content": "Tides?"}, call, output]);

@@ -2,7 +2,7 @@
 
 use super::text::overlap;
 use super::tokenizer::Tokenizer;
-use super::tools::{CallReader, ToolCall, ToolTextPart};
+use super::tools::{CallPiece, CallReader, ToolCall, ToolTextPart};
 
 /// Marks of a model's reasoning.
 #[derive(Debug, PartialEq, Eq)]
@@ -81,6 +81,8 @@ pub enum AnswerPart {
     Text(String),
     /// Function call.
     Call(ToolCall),
+    /// Piece of a function call, of readers that give pieces.
+    Piece(CallPiece),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,6 +125,12 @@ impl AnswerReader {
         AnswerReader { syntax, stage, calls, held: String::new(), function: String::new(), trims: opened, forced }
     }
 
+    /// Lets calls come in pieces where their syntax allows it. Calls in channels come whole.
+    pub fn in_pieces(mut self) -> Self {
+        self.calls = self.calls.map(CallReader::in_pieces);
+        self
+    }
+
     /// Adds a piece of text and returns the parts that are certain.
     pub fn push(&mut self, text: &str) -> Vec<AnswerPart> {
         self.held.push_str(text);
@@ -143,7 +151,7 @@ impl AnswerReader {
         }
         if let Some(calls) = &mut self.calls {
             let forced = self.forced;
-            let rest = calls.finish().into_iter().filter(|part| !forced || matches!(part, ToolTextPart::Call(_)));
+            let rest = calls.finish().into_iter().filter(|part| !forced || !matches!(part, ToolTextPart::Text(_)));
             parts.extend(rest.map(AnswerPart::from));
         }
         parts
@@ -256,6 +264,7 @@ impl From<ToolTextPart> for AnswerPart {
         match part {
             ToolTextPart::Text(text) => AnswerPart::Text(text),
             ToolTextPart::Call(call) => AnswerPart::Call(call),
+            ToolTextPart::Piece(piece) => AnswerPart::Piece(piece),
         }
     }
 }

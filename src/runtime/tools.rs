@@ -5,11 +5,13 @@
 //! |---|---|
 //! | `body` | contents between the marks of a call: JSON, elements, Python |
 //! | `grammar` | grammar that forces a text to be a call |
+//! | `pieces` | calls whose arguments come as they are generated |
 //!
 //! Text that looks like a call but can't be parsed, or calls a function that wasn't offered, stays text.
 
 mod body;
 mod grammar;
+mod pieces;
 mod python;
 
 use serde_json::{Map, Value as Json, json};
@@ -17,6 +19,8 @@ use serde_json::{Map, Value as Json, json};
 use super::text::overlap;
 use super::tokenizer::Tokenizer;
 use body::Body;
+pub use pieces::CallPiece;
+use pieces::{Head, ObjectScanner, Progress, next_mark};
 
 /// Function that a model may call.
 #[derive(Clone, Debug, PartialEq)]
@@ -175,6 +179,8 @@ pub enum ToolTextPart {
     Text(String),
     /// Function call.
     Call(ToolCall),
+    /// Piece of a function call, of readers that give pieces.
+    Piece(CallPiece),
 }
 
 /// Streaming parser that separates calls from text.
@@ -190,6 +196,8 @@ pub struct CallReader {
     begun: bool,
     /// Whether a call was returned.
     called: bool,
+    /// Progress in a call that comes in pieces; `None` if all calls come whole.
+    pieces: Option<Progress>,
 }
 
 impl CallReader {
@@ -202,7 +210,14 @@ impl CallReader {
             inside: false,
             begun: false,
             called: false,
+            pieces: None,
         }
+    }
+
+    /// Lets calls come in pieces where the syntax allows it. A call that is cut or malformed has begun then.
+    pub fn in_pieces(mut self) -> Self {
+        self.pieces = self.syntax.body.has_pieces().then(Progress::default);
+        self
     }
 
     /// Returns whether a function was offered.
@@ -222,7 +237,11 @@ impl CallReader {
     /// Returns the remaining parts at the end of the answer.
     pub fn finish(&mut self) -> Vec<ToolTextPart> {
         let mut parts = Vec::new();
-        let rest = std::mem::take(&mut self.held);
+        let mut rest = std::mem::take(&mut self.held);
+        if matches!(self.pieces, Some(Progress::Arguments(_) | Progress::After)) {
+            // marks of a call that was returned
+            rest.clear();
+        }
         let calls = match self.syntax.open {
             Some(open) if self.inside => self.calls(rest.strip_prefix(open).unwrap_or(&rest)),
             None if !self.begun => self.calls(&rest),
@@ -268,10 +287,13 @@ impl CallReader {
             self.held.drain(..start);
             self.inside = true;
         }
+        if let Some(more) = self.advance_in_pieces(open, parts) {
+            return more;
+        }
         let Some(close) = self.syntax.close else { return false };
         let Some(end) = self.held.find(close) else { return false };
         let whole: String = self.held.drain(..end + close.len()).collect();
-        self.inside = false;
+        self.leave();
         match self.calls(whole[..end].strip_prefix(open).unwrap_or(&whole[..end])) {
             Some(calls) => {
                 self.called = true;
@@ -280,6 +302,62 @@ impl CallReader {
             None => text(whole, parts),
         }
         true
+    }
+
+    /// Takes one step within a mark whose calls come in pieces; `None` if they come whole.
+    fn advance_in_pieces(&mut self, open: &str, parts: &mut Vec<ToolTextPart>) -> Option<bool> {
+        match self.pieces.as_mut()? {
+            Progress::Whole => None,
+            Progress::Before => self.begin_call(open.len(), parts),
+            Progress::Arguments(scanner) => {
+                let end = scanner.push(&self.held);
+                let arguments: String = self.held.drain(..end.unwrap_or(self.held.len())).collect();
+                if !arguments.is_empty() {
+                    parts.push(ToolTextPart::Piece(CallPiece::Arguments(arguments)));
+                }
+                if end.is_some() {
+                    parts.push(ToolTextPart::Piece(CallPiece::End));
+                    self.pieces = Some(Progress::After);
+                }
+                Some(end.is_some())
+            }
+            Progress::After => {
+                let marks: Vec<&str> = [open].into_iter().chain(self.syntax.close).collect();
+                let Some(at) = next_mark(&self.held, &marks) else { return Some(false) };
+                self.held.drain(..at);
+                if let Some(close) = self.syntax.close.filter(|close| self.held.starts_with(close)) {
+                    self.held.drain(..close.len());
+                    self.leave();
+                    return Some(true);
+                }
+                let mark = if self.held.starts_with(open) { open.len() } else { 0 };
+                self.begin_call(mark, parts)
+            }
+        }
+    }
+
+    /// Begins a call in pieces after an opening mark of some bytes; `None` if it comes whole.
+    fn begin_call(&mut self, mark: usize, parts: &mut Vec<ToolTextPart>) -> Option<bool> {
+        match self.syntax.body.head(&self.held[mark..]) {
+            Head::Incomplete => Some(false),
+            Head::Call { name, length } if self.offers(&name) => {
+                self.held.drain(..mark + length);
+                self.called = true;
+                self.pieces = Some(Progress::Arguments(ObjectScanner::default()));
+                parts.push(ToolTextPart::Piece(CallPiece::Begin(name)));
+                Some(true)
+            }
+            _ => {
+                self.pieces = Some(Progress::Whole);
+                None
+            }
+        }
+    }
+
+    /// Leaves a mark.
+    fn leave(&mut self) {
+        self.inside = false;
+        self.pieces = self.pieces.take().map(|_| Progress::Before);
     }
 
     /// Returns the calls of a body if it parses and all functions were offered.

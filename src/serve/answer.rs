@@ -20,6 +20,9 @@ use anec_runtime::reasoning::{AnswerPart, AnswerReader};
 
 /// Converts the parts of a text to the events of an API's stream.
 pub(super) trait EventWriter: Send + 'static {
+    /// Whether calls come in pieces.
+    const IN_PIECES: bool;
+
     /// Returns the events before the text.
     fn begin(&mut self) -> Vec<Json>;
     /// Takes the tokens of the parts that follow, for APIs that give their log-probabilities.
@@ -60,12 +63,13 @@ pub(super) async fn whole(answer: Completion) -> Result<WholeAnswer, ServeError>
 }
 
 /// Returns the events of an answer's only text, and keeps its model in use. Dropping the stream cancels the work.
-pub(super) fn events(
+pub(super) fn events<W: EventWriter>(
     model: Lease,
     answer: Completion,
-    mut writer: impl EventWriter,
+    mut writer: W,
 ) -> impl Stream<Item = Json> + Send {
-    let Completion { receivers, mut reader, .. } = answer;
+    let Completion { receivers, reader, .. } = answer;
+    let mut reader = reader.map(|reader| if W::IN_PIECES { reader.in_pieces() } else { reader });
     let begin = writer.begin();
     let texts = receivers.into_iter().take(1).map(|receiver| service::events(receiver).boxed());
     let events = stream::select_all(texts).map(move |event| {

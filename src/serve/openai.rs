@@ -314,6 +314,10 @@ pub enum Delta<'a> {
     Reasoning(&'a str),
     /// Function call and its index within the text.
     Call(&'a ToolCall, usize),
+    /// Beginning of a function call: name and index within the text.
+    BeginCall(&'a str, usize),
+    /// More arguments of the function call with this index within the text.
+    Arguments(&'a str, usize),
     /// Reason of the end.
     End(&'static str),
 }
@@ -335,6 +339,15 @@ pub fn delta(head: &Head, index: usize, delta: Delta, logprobs: Json) -> Json {
         Delta::Call(call, number) => {
             let mut call = tools::call(call, &head.id, index, number);
             call["index"] = json!(number);
+            fields.insert("tool_calls".into(), json!([call]));
+        }
+        Delta::BeginCall(name, number) => {
+            let mut call = tools::begun_call(name, &tools::call_id(&head.id, index, number), "");
+            call["index"] = json!(number);
+            fields.insert("tool_calls".into(), json!([call]));
+        }
+        Delta::Arguments(more, number) => {
+            let call = json!({"index": number, "function": {"arguments": more}});
             fields.insert("tool_calls".into(), json!([call]));
         }
         Delta::End(reason) => finish = Some(reason),

@@ -12,6 +12,7 @@ use super::models::Lease;
 use super::openai::{self, AnswerForm, Delta, Head, Kind, LogprobWriter};
 use super::service::{Completion, Times, events};
 use anec_runtime::reasoning::{AnswerPart, AnswerReader};
+use anec_runtime::tools::CallPiece;
 use anec_runtime::{Finish, TextDelta};
 
 /// Returns the parts of an answer, and keeps its model in use. Dropping the stream cancels the work.
@@ -24,8 +25,10 @@ pub(super) fn parts(
     let warnings = answer.iter().flat_map(|answer| answer.warnings.clone()).collect();
     let prompt_tokens = answer.iter().map(|answer| answer.prompt.len()).sum();
     let tokenize = answer.iter().map(|answer| answer.tokenize).sum();
-    let readers: Vec<_> =
-        answer.iter().flat_map(|answer| answer.receivers.iter().map(|_| answer.reader.clone())).collect();
+    let readers: Vec<_> = answer
+        .iter()
+        .flat_map(|answer| answer.receivers.iter().map(|_| answer.reader.clone().map(AnswerReader::in_pieces)))
+        .collect();
     let texts = answer.into_iter().flat_map(|answer| answer.receivers).enumerate();
     let events = texts.map(|(index, receiver)| events(receiver).map(move |event| (index, event)).boxed());
     let text = |(index, reader)| Text {
@@ -76,7 +79,7 @@ impl Text {
         };
         let mut choices = self.role(head);
         let role = choices.len();
-        choices.extend(parts.iter().map(|part| self.part(head, part, likely.take())).collect::<Vec<_>>());
+        choices.extend(parts.iter().filter_map(|part| self.part(head, part, &mut likely)));
         // a token's text may be incomplete while its log-probability is known
         if choices.len() == role && !likely.is_null() && !delta.tokens.is_empty() {
             choices.push(openai::delta(head, self.index, Delta::Text(""), likely));
@@ -94,13 +97,14 @@ impl Text {
     fn end(&mut self, head: &Head, finish: Finish) -> Vec<Value> {
         let parts = self.reader.as_mut().map(AnswerReader::finish).unwrap_or_default();
         let mut choices = self.role(head);
-        choices.extend(parts.iter().map(|part| self.part(head, part, Value::Null)).collect::<Vec<_>>());
+        choices.extend(parts.iter().filter_map(|part| self.part(head, part, &mut Value::Null)));
         let reason = openai::finish_reason(finish, self.called > 0);
         choices.push(openai::delta(head, self.index, Delta::End(reason), Value::Null));
         choices
     }
 
-    fn part(&mut self, head: &Head, part: &AnswerPart, likely: Value) -> Value {
+    /// Returns the choice of a part, with log-probabilities that no other has yet.
+    fn part(&mut self, head: &Head, part: &AnswerPart, likely: &mut Value) -> Option<Value> {
         let delta = match part {
             AnswerPart::Text(text) => Delta::Text(text),
             AnswerPart::Reasoning(text) => Delta::Reasoning(text),
@@ -108,8 +112,14 @@ impl Text {
                 self.called += 1;
                 Delta::Call(call, self.called - 1)
             }
+            AnswerPart::Piece(CallPiece::Begin(name)) => {
+                self.called += 1;
+                Delta::BeginCall(name, self.called - 1)
+            }
+            AnswerPart::Piece(CallPiece::Arguments(more)) => Delta::Arguments(more, self.called.saturating_sub(1)),
+            AnswerPart::Piece(CallPiece::End) => return None,
         };
-        openai::delta(head, self.index, delta, likely)
+        Some(openai::delta(head, self.index, delta, likely.take()))
     }
 }
 

@@ -93,14 +93,23 @@ impl Tools {
     }
 }
 
-/// Returns a call in OpenAI's form: the `number`-th of the text with this `index` in the answer `answer`.
-pub fn call(call: &ToolCall, answer: &str, index: usize, number: usize) -> Json {
+/// Returns the id of a call: the `number`-th of the text with this `index` in the answer `answer`.
+pub fn call_id(answer: &str, index: usize, number: usize) -> String {
     let mut hasher = DefaultHasher::new();
     (answer, index, number).hash(&mut hasher);
     // nine letters or digits, because some chat templates accept nothing else
-    let id = format!("{:09x}", hasher.finish() & 0xF_FFFF_FFFF);
+    format!("{:09x}", hasher.finish() & 0xF_FFFF_FFFF)
+}
+
+/// Returns a call with the id of [`call_id`] in OpenAI's form.
+pub fn call(call: &ToolCall, answer: &str, index: usize, number: usize) -> Json {
     let arguments = Json::Object(call.arguments.clone()).to_string();
-    json!({"id": id, "type": "function", "function": {"name": call.name, "arguments": arguments}})
+    begun_call(&call.name, &call_id(answer, index, number), &arguments)
+}
+
+/// Returns a call in OpenAI's form, with its arguments so far.
+pub fn begun_call(name: &str, id: &str, arguments: &str) -> Json {
+    json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
 }
 
 /// Parts of a whole answer.
@@ -123,6 +132,8 @@ pub fn divide(mut reader: AnswerReader, text: &str) -> Parts {
             AnswerPart::Text(text) => parts.text.push_str(&text),
             AnswerPart::Reasoning(text) => parts.reasoning.get_or_insert_default().push_str(&text),
             AnswerPart::Call(call) => parts.calls.push(call),
+            // whole answers aren't read in pieces
+            AnswerPart::Piece(_) => {}
         }
     }
     parts

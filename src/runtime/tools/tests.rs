@@ -49,6 +49,40 @@ fn read(syntax: &'static CallSyntax, whole: &str, size: usize) -> Vec<ToolTextPa
     parts
 }
 
+/// Returns the parts of a text whose calls come in pieces, each put together, and the number of pieces of arguments.
+fn read_pieces(syntax: &'static CallSyntax, whole: &str, size: usize) -> (Vec<ToolTextPart>, usize) {
+    let mut reader = CallReader::new(syntax, &functions()).in_pieces();
+    let letters: Vec<char> = whole.chars().collect();
+    let mut found: Vec<ToolTextPart> = Vec::new();
+    for piece in letters.chunks(size) {
+        found.extend(reader.push(&piece.iter().collect::<String>()));
+    }
+    found.extend(reader.finish());
+    let (mut parts, mut count, mut open) = (Vec::new(), 0, None);
+    for part in found {
+        match part {
+            ToolTextPart::Text(new) => text(new, &mut parts),
+            ToolTextPart::Call(_) => parts.push(part),
+            ToolTextPart::Piece(CallPiece::Begin(name)) => {
+                assert_eq!(open, None, "one call at a time");
+                open = Some((name, String::new()));
+            }
+            ToolTextPart::Piece(CallPiece::Arguments(more)) => {
+                open.as_mut().unwrap().1.push_str(&more);
+                count += 1;
+            }
+            ToolTextPart::Piece(CallPiece::End) => {
+                let (name, arguments) = open.take().unwrap();
+                parts.push(call(&name, serde_json::from_str(&arguments).unwrap()));
+            }
+        }
+    }
+    if let Some((name, arguments)) = open {
+        parts.push(said(&format!("cut: {name} {arguments}")));
+    }
+    (parts, count)
+}
+
 fn syntax(first_mark: &str, body: fn(&Body) -> bool) -> &'static CallSyntax {
     SYNTAXES.iter().find(|syntax| syntax.marks[0] == first_mark && body(&syntax.body)).unwrap()
 }
@@ -105,6 +139,7 @@ fn calls_come_out_of_text_however_it_is_cut() {
     ] {
         for size in [1, 2, 7, 1000] {
             assert_eq!(read(syntax, text, size), std::slice::from_ref(&paris), "{text}");
+            assert_eq!(read_pieces(syntax, text, size).0, std::slice::from_ref(&paris), "{text}");
         }
     }
 }
@@ -245,7 +280,7 @@ proptest! {
     fn text_without_marks_comes_out_whole(text in "[a-z<>{}\\[\\]\"=_ \n|/]{0,60}", size in 1_usize..9) {
         for syntax in &SYNTAXES {
             let parts = read(syntax, &text, size);
-            let out: String = parts.iter().map(|part| match part { ToolTextPart::Text(text) => text.as_str(), ToolTextPart::Call(_) => "" }).collect();
+            let out: String = parts.iter().map(|part| match part { ToolTextPart::Text(text) => text.as_str(), _ => "" }).collect();
             prop_assert_eq!(&out, &text);
         }
     }
@@ -255,13 +290,60 @@ proptest! {
     fn arguments_survive(city in any::<String>(), days in any::<i64>()) {
         let expected = call("weather", json!({"city": city, "days": days}));
         let body = json!({"name": "weather", "arguments": {"city": city, "days": days}});
+        // pieces end where the JSON does, whatever its texts contain
+        let whole = format!("<tool_call>{body}</tool_call>");
+        prop_assert_eq!(read_pieces(hermes(), &whole, 6).0, std::slice::from_ref(&expected));
         if !city.contains("</tool_call>") {
-            prop_assert_eq!(read(hermes(), &format!("<tool_call>{body}</tool_call>"), 6), [expected.clone()]);
+            prop_assert_eq!(read(hermes(), &whole, 6), [expected.clone()]);
         }
         // JSON's strings are literals of Python
         let python = format!("<|tool_call_start|>[weather(city={}, days={days})]<|tool_call_end|>", Json::from(city.as_str()));
         if !city.contains("<|tool_call_end|>") {
             prop_assert_eq!(read(syntax("<|tool_call_start|>", |_| true), &python, 6), [expected]);
         }
+    }
+}
+
+#[test]
+fn arguments_come_as_they_are_generated() {
+    let mistral = syntax("[TOOL_CALLS]", |body| matches!(body, Body::Json { .. }));
+    let named = syntax("[TOOL_CALLS]", |body| *body == Body::Arguments);
+    let (paris, now) =
+        (call("weather", json!({"city": "</tool_call> {é\"", "near": {"x": true}})), call("now", json!({})));
+    let weather = r#"{"city": "</tool_call> {é\"", "near": {"x": true}}"#;
+    let object = format!(r#"{{"name": "weather", "arguments": {weather}}}"#);
+    for (syntax, text) in [
+        (
+            hermes(),
+            format!(
+                "Hm. <tool_call>\n{object}\n</tool_call>\n<tool_call>{{\"name\":\"now\",\"arguments\":{{}}}}</tool_call>\n"
+            ),
+        ),
+        (hermes(), format!("Hm.<tool_call>{object}\n{{\"name\": \"now\", \"arguments\": {{ }}}}</tool_call>")),
+        // the second has no arguments, so it comes whole
+        (hermes(), format!("Hm.<tool_call>{object}</tool_call><tool_call>{{\"name\": \"now\"}}</tool_call>")),
+        (
+            mistral,
+            format!(
+                r#"Hm.[TOOL_CALLS] [{}, "id": "abc{{"}}, {{"name": "now", "arguments": {{}}}}]"#,
+                &object[..object.len() - 1]
+            ),
+        ),
+        (named, format!("Hm.[TOOL_CALLS]weather[ARGS]{weather}[TOOL_CALLS]now[CALL_ID]1[ARGS] {{}}")),
+    ] {
+        for size in [1, 3, 8, 1000] {
+            let (parts, count) = read_pieces(syntax, &text, size);
+            assert_eq!(parts, [said("Hm."), paris.clone(), now.clone()], "{text} {size}");
+            assert!(size > 1 || count >= weather.chars().count(), "{count} pieces of {text}");
+        }
+    }
+    // an answer that may turn out to be no call, and one of a function that wasn't offered
+    let other = "<tool_call>{\"name\": \"other\", \"arguments\": {}}</tool_call>";
+    let bare = format!("{object} is what I'd call");
+    for size in [1, 5, 1000] {
+        assert_eq!(read_pieces(hermes(), other, size).0, [said(other)]);
+        assert_eq!(read_pieces(hermes(), &bare, size).0, [said(&bare)]);
+        let cut = read_pieces(hermes(), "<tool_call>{\"name\": \"now\", \"arguments\": {\"a\": \"b", size);
+        assert_eq!(cut.0, [said("cut: now {\"a\": \"b")]);
     }
 }

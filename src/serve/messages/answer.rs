@@ -10,7 +10,7 @@ use crate::engine::Ending;
 use crate::error::ServeError;
 use crate::tools;
 use anec_runtime::reasoning::AnswerPart;
-use anec_runtime::tools::ToolCall;
+use anec_runtime::tools::CallPiece;
 use anec_runtime::{Finish, Tokenizer};
 
 /// Fields that all parts of an answer share.
@@ -57,7 +57,7 @@ impl AnswerHead {
             content.push(json!({"type": "text", "text": parts.text}));
         }
         for (number, call) in parts.calls.iter().enumerate() {
-            content.push(self.call(call, number, json!(call.arguments)));
+            content.push(self.call(&call.name, number, json!(call.arguments)));
         }
         let (reason, stop) = self.stop_reason(&ending, !parts.calls.is_empty())?;
         let mut message = self.message(content, usage_of(&ending));
@@ -72,10 +72,9 @@ impl AnswerHead {
         })
     }
 
-    fn call(&self, call: &ToolCall, number: usize, input: Json) -> Json {
-        let id = tools::call(call, &self.id, 0, number)["id"].take();
-        let id = format!("{CALL_PREFIX}{}", id.as_str().unwrap_or_default());
-        json!({"type": "tool_use", "id": id, "name": call.name, "input": input})
+    fn call(&self, name: &str, number: usize, input: Json) -> Json {
+        let id = format!("{CALL_PREFIX}{}", tools::call_id(&self.id, 0, number));
+        json!({"type": "tool_use", "id": id, "name": name, "input": input})
     }
 
     /// Returns the reason of the end, and the string that caused it.
@@ -100,6 +99,7 @@ impl AnswerHead {
 enum Block {
     Text,
     Thinking,
+    Call,
 }
 
 /// Writer of streamed answers.
@@ -140,22 +140,35 @@ impl Writer {
         self.open.is_some().then(|| self.stop()).into_iter().collect()
     }
 
-    /// Returns the events that precede a delta of a block of this kind.
-    fn open(&mut self, block: Block) -> Vec<Json> {
+    /// Returns the events that precede a delta of a block of this kind, which begins with `content`.
+    fn open(&mut self, block: Block, content: Json) -> Vec<Json> {
         if self.open == Some(block) {
             return Vec::new();
         }
         let mut events = self.close();
         self.open = Some(block);
-        events.push(self.start(match block {
-            Block::Text => json!({"type": "text", "text": ""}),
-            Block::Thinking => json!({"type": "thinking", "thinking": "", "signature": ""}),
-        }));
+        events.push(self.start(content));
         events
+    }
+
+    /// Returns the events of a piece of a call.
+    fn piece(&mut self, piece: CallPiece) -> Vec<Json> {
+        match piece {
+            CallPiece::Begin(name) => {
+                self.called += 1;
+                self.open(Block::Call, self.head.call(&name, self.called - 1, json!({})))
+            }
+            CallPiece::Arguments(more) => {
+                vec![self.delta(json!({"type": "input_json_delta", "partial_json": more}))]
+            }
+            CallPiece::End => self.close(),
+        }
     }
 }
 
 impl EventWriter for Writer {
+    const IN_PIECES: bool = true;
+
     fn begin(&mut self) -> Vec<Json> {
         let message = self.head.message(Vec::new(), usage(self.prompt_tokens, 0, 0));
         vec![json!({"type": "message_start", "message": message}), ping()]
@@ -164,24 +177,18 @@ impl EventWriter for Writer {
     fn part(&mut self, part: AnswerPart) -> Vec<Json> {
         match part {
             AnswerPart::Text(text) => {
-                let mut events = self.open(Block::Text);
+                let mut events = self.open(Block::Text, json!({"type": "text", "text": ""}));
                 events.push(self.delta(json!({"type": "text_delta", "text": text})));
                 events
             }
             AnswerPart::Reasoning(thinking) => {
-                let mut events = self.open(Block::Thinking);
+                let mut events =
+                    self.open(Block::Thinking, json!({"type": "thinking", "thinking": "", "signature": ""}));
                 events.push(self.delta(json!({"type": "thinking_delta", "thinking": thinking})));
                 events
             }
-            AnswerPart::Call(call) => {
-                let mut events = self.close();
-                events.push(self.start(self.head.call(&call, self.called, json!({}))));
-                let arguments = Json::Object(call.arguments).to_string();
-                events.push(self.delta(json!({"type": "input_json_delta", "partial_json": arguments})));
-                events.push(self.stop());
-                self.called += 1;
-                events
-            }
+            AnswerPart::Call(call) => CallPiece::of(call).into_iter().flat_map(|piece| self.piece(piece)).collect(),
+            AnswerPart::Piece(piece) => self.piece(piece),
         }
     }
 

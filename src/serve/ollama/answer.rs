@@ -140,6 +140,8 @@ impl Writer {
 }
 
 impl EventWriter for Writer {
+    const IN_PIECES: bool = false;
+
     fn begin(&mut self) -> Vec<Json> {
         Vec::new()
     }
@@ -157,6 +159,7 @@ impl EventWriter for Writer {
                 self.called += 1;
                 content.calls.push(self.head.call(&call, self.called - 1));
             }
+            AnswerPart::Piece(_) => return Vec::new(),
         }
         vec![self.head.chunk(content, false)]
     }

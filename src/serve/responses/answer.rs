@@ -13,7 +13,7 @@ use crate::openai::finish_reason;
 use crate::tools;
 use anec_runtime::chat::Message;
 use anec_runtime::reasoning::AnswerPart;
-use anec_runtime::tools::ToolCall;
+use anec_runtime::tools::CallPiece;
 
 /// Writer of answers. An answer is a list of items: reasoning, a message, function calls.
 pub(super) struct Writer {
@@ -21,6 +21,8 @@ pub(super) struct Writer {
     response: Json,
     /// Item in progress, with its text so far.
     open: Option<(Item, String)>,
+    /// Function call in progress.
+    call: Option<OpenCall>,
     /// Items that have ended.
     output: Vec<Json>,
     /// Number of events so far.
@@ -33,6 +35,26 @@ pub(super) struct Writer {
     reasoning: String,
     /// Calls so far, in the form of chat templates.
     calls: Vec<Json>,
+}
+
+/// Function call in progress.
+struct OpenCall {
+    /// Id of the item.
+    item: String,
+    /// Id of the call.
+    id: String,
+    name: String,
+    /// Arguments so far.
+    arguments: String,
+}
+
+impl OpenCall {
+    fn item(&self, status: &str) -> Json {
+        json!({
+            "id": self.item, "type": "function_call", "status": status, "call_id": self.id, "name": self.name,
+            "arguments": self.arguments,
+        })
+    }
 }
 
 /// Kind of an item with text.
@@ -85,6 +107,7 @@ impl Writer {
         Writer {
             response,
             open: None,
+            call: None,
             output: Vec::new(),
             sequence: 0,
             kept,
@@ -149,7 +172,7 @@ impl Writer {
 
     /// Returns the events of the end of the item in progress.
     fn close(&mut self, status: &str) -> Vec<Json> {
-        let Some((item, text)) = self.open.take() else { return Vec::new() };
+        let Some((item, text)) = self.open.take() else { return self.close_call(status) };
         let part = item.part(&text);
         let done = item.item(&self.item_id(item.prefix()), vec![part.clone()], status);
         let mut events = vec![
@@ -176,27 +199,43 @@ impl Writer {
         events
     }
 
-    /// Returns the events of a function call.
-    fn call(&mut self, call: &ToolCall) -> Vec<Json> {
-        let mut events = self.close("completed");
-        let (id, index) = (self.item_id("fc_"), self.output.len());
-        let entry = tools::call(call, self.response["id"].as_str().unwrap_or_default(), 0, index);
-        let arguments = entry["function"]["arguments"].clone();
-        let item = |arguments: &Json, status: &str| {
-            json!({
-                "id": id, "type": "function_call", "status": status, "call_id": entry["id"], "name": call.name,
-                "arguments": arguments,
-            })
-        };
-        let (added, done) = (item(&json!(""), "in_progress"), item(&arguments, "completed"));
-        events.push(self.event("response.output_item.added", json!({"output_index": index, "item": added})));
-        let fields = json!({"item_id": id, "output_index": index, "delta": arguments});
-        events.push(self.event("response.function_call_arguments.delta", fields));
-        let fields = json!({"item_id": id, "output_index": index, "name": call.name, "arguments": arguments});
-        events.push(self.event("response.function_call_arguments.done", fields));
-        events.push(self.item_done(done));
-        self.calls.push(entry);
-        events
+    /// Returns the events of a piece of a function call.
+    fn piece(&mut self, piece: CallPiece) -> Vec<Json> {
+        match piece {
+            CallPiece::Begin(name) => {
+                let mut events = self.close("completed");
+                let index = self.output.len();
+                let call = OpenCall {
+                    item: self.item_id("fc_"),
+                    id: tools::call_id(self.response["id"].as_str().unwrap_or_default(), 0, index),
+                    name,
+                    arguments: String::new(),
+                };
+                let fields = json!({"output_index": index, "item": call.item("in_progress")});
+                events.push(self.event("response.output_item.added", fields));
+                self.call = Some(call);
+                events
+            }
+            CallPiece::Arguments(more) => {
+                let Some(call) = &mut self.call else { return Vec::new() };
+                call.arguments.push_str(&more);
+                let fields = json!({"item_id": call.item, "output_index": self.output.len(), "delta": more});
+                vec![self.event("response.function_call_arguments.delta", fields)]
+            }
+            CallPiece::End => self.close("completed"),
+        }
+    }
+
+    /// Returns the events of the end of the function call in progress.
+    fn close_call(&mut self, status: &str) -> Vec<Json> {
+        let Some(call) = self.call.take() else { return Vec::new() };
+        if status == "completed" {
+            self.calls.push(tools::begun_call(&call.name, &call.id, &call.arguments));
+        }
+        let fields = json!({
+            "item_id": call.item, "output_index": self.output.len(), "name": call.name, "arguments": call.arguments,
+        });
+        vec![self.event("response.function_call_arguments.done", fields), self.item_done(call.item(status))]
     }
 
     /// Stores the response, and the conversation with it.
@@ -209,6 +248,8 @@ impl Writer {
 }
 
 impl EventWriter for Writer {
+    const IN_PIECES: bool = true;
+
     fn begin(&mut self) -> Vec<Json> {
         let response = self.response.clone();
         ["response.created", "response.in_progress"].map(|kind| self.event(kind, json!({"response": response}))).into()
@@ -224,7 +265,8 @@ impl EventWriter for Writer {
                 self.reasoning.push_str(&text);
                 self.more_text(Item::Reasoning, &text)
             }
-            AnswerPart::Call(call) => self.call(&call),
+            AnswerPart::Call(call) => CallPiece::of(call).into_iter().flat_map(|piece| self.piece(piece)).collect(),
+            AnswerPart::Piece(piece) => self.piece(piece),
         }
     }
 
