@@ -99,7 +99,8 @@ impl Slot {
     /// Removes the model. Its memory is freed on a thread of its own, after work of clients that have left.
     fn unload(&mut self) {
         if let Some(PlacedService { service, place }) = self.loaded.take() {
-            std::thread::spawn(move || {
+            // where the system gives no thread, both are dropped here
+            let _ = std::thread::Builder::new().spawn(move || {
                 while Arc::strong_count(&service) > 1 {
                     std::thread::sleep(Duration::from_millis(5));
                 }
