@@ -1,6 +1,8 @@
 """Use of the server's chat page in a browser: Markdown, settings, an answer, stopping, thinking, colours.
 
     python tests/chat_page.py http://127.0.0.1:8000
+
+With more than one model at the address: the choice of a model.
 """
 
 import json
@@ -96,9 +98,30 @@ def markdown(browser):
         assert time.time() - begin < 5, f"{text[:8]} takes {time.time() - begin} s"
 
 
+def choice(browser, names):
+    """The first model is chosen at first, another one when it is selected, and again at the next visit."""
+    shown = "return [at('model').hidden, at('models').value, ...[...at('models').options].map(option => option.value)]"
+    browser.post("url", url=base)
+    browser.wait("return at('note').textContent.includes('tokens of context')")
+    assert browser.script(shown) == [True, names[0], *names]
+    browser.script("at('models').value = arguments[0]; at('models').onchange()", names[1])
+    assert json.loads(browser.script("return asked()"))["model"] == names[1]
+    browser.post("refresh")
+    browser.wait("return at('models').value === arguments[0]", names[1])
+    browser.script("at('models').value = arguments[0]; at('models').onchange()", names[0])
+    browser.type("#text", "Good morning")
+    browser.click("#send")
+    idle(browser)
+    assert browser.script("return messages.length") == 2 and not browser.script("return document.querySelector('.error')")
+
+
 def main():
     browser = Browser()
     try:
+        names = [model["id"] for model in fetch(base + "/v1/models")["data"]]
+        if len(names) > 1:
+            choice(browser, names)
+            return print("chat page: ok")
         browser.post("url", url=base)
         name = fetch(base + "/health")["model"]
         browser.wait("return document.querySelector('#model').textContent === arguments[0]", name)
