@@ -124,7 +124,7 @@ fn a_name_chooses_among_several_models() {
 
 #[test]
 fn idle_models_are_unloaded_and_loaded_again() {
-    let server = both(&["--unload-after", "1"]);
+    let server = both(&["--unload-after", "3"]);
     let text = complete(&server);
     assert_eq!(loaded(&server), ["demo:latest"]);
     wait_for(&server, &[]);
@@ -135,7 +135,7 @@ fn idle_models_are_unloaded_and_loaded_again() {
     };
     assert_eq!(keep("demo", "/api/generate", json!(-1))["done_reason"], "load");
     keep("minilm", "/api/embed", json!("1h30m"));
-    std::thread::sleep(Duration::from_millis(1500));
+    std::thread::sleep(Duration::from_secs(4));
     assert_eq!(loaded(&server), ["demo:latest", "minilm:latest"]);
     keep("minilm", "/api/embed", json!(0));
     wait_for(&server, &["demo:latest"]);
@@ -147,7 +147,7 @@ fn idle_models_are_unloaded_and_loaded_again() {
 
 #[test]
 fn an_only_model_can_be_unloaded_too() {
-    let server = Server::start(bundle(), &["--unload-after", "1"]);
+    let server = Server::start(bundle(), &["--unload-after", "3"]);
     wait_for(&server, &[]);
     assert_eq!((server.get("/health").status, &server.get("/health").json()["status"]), (200, &json!("unloaded")));
     complete(&server);
