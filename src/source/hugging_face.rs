@@ -32,12 +32,13 @@ pub const TOOLS_TEMPLATE: &str = "tool_use";
 pub const MORE_TEMPLATES: &str = "additional_chat_templates";
 
 /// Files of tokenizers, by preference, for folders without `tokenizer.json`.
-pub const OTHER_TOKENIZERS: [&str; 8] = [
+pub const OTHER_TOKENIZERS: [&str; 9] = [
     "tekken.json",
     "tokenizer.model",
     "vocab.json",
     "vocab.txt",
     "spiece.model",
+    "spm.model",
     "sentencepiece.bpe.model",
     "tiktoken.model",
     "tokenizer.tiktoken",
