@@ -22,7 +22,7 @@ use rayon::prelude::*;
 use safetensors::SafeTensors;
 use serde_json::{Value as Json, json};
 
-const CASES: [&str; 23] = [
+const CASES: [&str; 27] = [
     "bert-mean",
     "bert-reranker",
     "roberta-mean",
@@ -38,6 +38,10 @@ const CASES: [&str; 23] = [
     "albert-groups",
     "mpnet-mean",
     "mpnet-labels",
+    "deberta-mean",
+    "deberta-labels",
+    "deberta-own",
+    "deberta-c2p",
     "modernbert-cls",
     "modernbert-labels",
     "modernbert-rank",
@@ -127,7 +131,7 @@ fn hidden_states_vectors_and_logits_agree_with_transformers_in_every_form() {
             form.iter().map(|set| if *set == "shards.layers=each" { each.as_str() } else { *set }).collect();
         // fp16 doesn't hold the epsilons of some norms in the form that needs them whole
         let tiny = ["bert-mean", "distilbert", "electra", "albert", "nomic"].iter().any(|name| case.starts_with(name));
-        let small = tiny || case.starts_with("bert") || case.starts_with("embeddinggemma");
+        let small = tiny || ["bert", "deberta", "embeddinggemma"].iter().any(|name| case.starts_with(name));
         if form.contains(&"norm=layer_norm_concat") && small {
             sets.retain(|set| *set != "norm=layer_norm_concat");
         }
@@ -177,17 +181,25 @@ fn hidden_states_vectors_and_logits_agree_with_transformers_in_every_form() {
     assert_eq!(compared.sum::<usize>(), CASES.len() * forms.len());
 }
 
-/// Biases of attention are the same for all tokens that are farther apart than 128.
+/// Biases and scores of distances are those of the last bucket for all tokens that are farther apart than its distance.
 #[test]
-fn biases_of_distant_tokens_agree_with_transformers() {
-    let golden = Golden::read(&fixture("mpnet-mean").join("golden-long.safetensors"));
-    assert_eq!(golden.text.ids.len(), 150);
-    for sets in [&[][..], &["attention=grouped", "layout=bc1s"], &["lengths.fixed=[48, 160]"]] {
-        let room = tempfile::tempdir().unwrap();
-        let model = convert(&fixture("mpnet-mean"), &room.path().join("b"), sets);
-        let embedder = Embedder::new(&model, None).unwrap();
-        assert!(cosine(&embedder.embed(&golden.text).unwrap(), &golden.tensors["embedding"]) > 0.99999, "{sets:?}");
-        assert!(cosine(&embedder.states(&golden.text).unwrap(), &golden.tensors["hidden.2"]) > 0.99999, "{sets:?}");
+fn scores_of_distant_tokens_agree_with_transformers() {
+    for (case, last) in [("mpnet-mean", "hidden.2"), ("deberta-mean", "hidden.3")] {
+        let golden = Golden::read(&fixture(case).join("golden-long.safetensors"));
+        assert_eq!(golden.text.ids.len(), 150);
+        for sets in [
+            &[][..],
+            &["attention=grouped", "layout=bc1s"],
+            &["lengths.fixed=[48, 160]"],
+            &["lengths.fixed=[150, 155]", "context=155", "attention=grouped"],
+        ] {
+            let room = tempfile::tempdir().unwrap();
+            let model = convert(&fixture(case), &room.path().join("b"), sets);
+            let embedder = Embedder::new(&model, None).unwrap();
+            let (found, states) = (embedder.embed(&golden.text).unwrap(), embedder.states(&golden.text).unwrap());
+            assert!(cosine(&found, &golden.tensors["embedding"]) > 0.99999, "{case} {sets:?}");
+            assert!(cosine(&states, &golden.tensors[last]) > 0.99999, "{case} {sets:?}");
+        }
     }
 }
 
@@ -329,7 +341,7 @@ fn texts_are_prepared_as_sentence_transformers_does() {
 /// The gates that need no golden, and the golden that anec makes itself, pass.
 #[test]
 fn bundles_pass_the_gates() {
-    for case in ["bert-mean", "albert-mean", "mpnet-labels", "modernbert-labels", "qwen3-embedding"] {
+    for case in ["bert-mean", "albert-mean", "mpnet-labels", "deberta-labels", "modernbert-labels", "qwen3-embedding"] {
         let room = tempfile::tempdir().unwrap();
         let out = room.path().join("b");
         convert(&fixture(case), &out, &[]);

@@ -75,7 +75,7 @@ def gives_vectors(model):
     config = transformers.AutoConfig.from_pretrained(model)
     if (config.architectures or [""])[0].endswith("Classification"):
         return False
-    encoder = config.model_type in ("bert", "roberta", "xlm-roberta", "mpnet", "modernbert") or getattr(config, "use_bidirectional_attention", False) in (True, "all")
+    encoder = config.model_type in ("bert", "roberta", "xlm-roberta", "mpnet", "deberta-v2", "modernbert") or getattr(config, "use_bidirectional_attention", False) in (True, "all")
     return bool(encoder or cached_file(model, "modules.json", _raise_exceptions_for_missing_entries=False))
 
 

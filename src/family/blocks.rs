@@ -9,6 +9,7 @@
 //! | [`cache`] | KV caches |
 //! | [`attention`] | `softmax(q k^T + mask) v` |
 //! | [`banded_attention`] | bidirectional attention to the whole text or within a band, without a cache |
+//! | [`distance_scores`] | attention scores of a token and a distance |
 //! | [`cca`] | attention whose queries and keys are mixed over neighbouring tokens |
 //! | [`causal_conv`] | depthwise convolution with carried inputs |
 //! | [`short_conv`] | `W_out (C * conv(B * x))` |
@@ -31,6 +32,7 @@ pub mod cca;
 pub mod delta_net;
 pub mod dense_and_moe;
 pub mod depth_router;
+pub mod distance_scores;
 pub mod linear;
 pub mod mamba2;
 pub mod mlp;

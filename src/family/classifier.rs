@@ -84,7 +84,7 @@ impl Classifier {
         };
         let band = PortRole::BandMask { band: self.config.band, biased: false };
         let mask = ports.input(g, "attn_mask", band, vec![one.clone(), one, tokens.clone(), tokens]);
-        let shared = BandInputs { rotation: Some(rotation), mask };
+        let shared = BandInputs { rotation: Some(rotation), mask, distances: None };
         let mut task = None;
         for index in layers.clone() {
             let layer = &self.layers[index];

@@ -12,7 +12,7 @@
 //! hidden states. Sums and norms depend on the family:
 //! | module | family |
 //! |---|---|
-//! | [`bert`] | BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, ELECTRA, ALBERT, MPNet |
+//! | [`bert`] | BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, ELECTRA, ALBERT, MPNet, DeBERTa v2 and v3 |
 //! | [`modernbert`] | ModernBERT |
 //! | [`nomic`] | NomicBERT |
 //! | [`gemma`] | EmbeddingGemma: bidirectional Gemma 3 |
@@ -33,13 +33,14 @@ use serde_json::{Map, Value as Json};
 
 use super::blocks::Graph;
 use super::blocks::banded_attention::BandInputs;
+use super::blocks::distance_scores::DistanceInputs;
 use super::blocks::linear::{Linear, linear};
 use super::blocks::norm::{Norm, rms_norm};
 use super::blocks::rope::Rotation;
 use super::config::keys::Keys;
 use super::decoder::Ports;
 use super::error::FamilyError;
-use super::layer::{Layer, MixerInputs, Stream};
+use super::layer::{Layer, Mixer, MixerInputs, Stream};
 use super::rope::RopeConfig;
 use super::scale::scale_block;
 use super::{
@@ -164,8 +165,8 @@ fn ignore_heads(ledger: &mut Ledger<'_>, patterns: &[&str]) {
 }
 
 impl Encoder {
-    /// Shared inputs of layers that see the whole text, or of layers that see a band.
-    fn shared(&self, g: &mut Graph<'_>, ports: &mut Ports, band: Option<u64>) -> BandInputs {
+    /// Shared inputs of layers that see the whole text, or of layers that see a band; `context` is the longest text.
+    fn shared(&self, g: &mut Graph<'_>, ports: &mut Ports, band: Option<u64>, context: u64) -> BandInputs {
         let local = band.is_some();
         let suffix = if local { "_local" } else { "" };
         let table = usize::from(local && self.rope[1].is_some());
@@ -184,10 +185,11 @@ impl Encoder {
         let role = PortRole::BandMask { band, biased: biases.is_some() };
         let heads = Dim::Fixed(biases.map_or(1, SourceWeight::columns));
         let mask = ports.input(g, &format!("attn_mask{suffix}"), role, vec![one, heads, tokens.clone(), tokens]);
-        BandInputs { rotation, mask }
+        let distances = self.distance_heads().map(|heads| DistanceInputs::new(g, mask, heads, context));
+        BandInputs { rotation, mask, distances }
     }
 
-    fn layers_function(&self, g: &mut Graph<'_>, range: Range<usize>) -> Ports {
+    fn layers_function(&self, g: &mut Graph<'_>, range: Range<usize>, context: u64) -> Ports {
         let mut ports = Ports::default();
         let mut hidden: ValueId = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(self.facts.hidden_size));
         let layers = &self.layers[range.clone()];
@@ -195,7 +197,7 @@ impl Encoder {
         let mut bands: Vec<Option<u64>> = layers.iter().map(|layer| layer.band).collect();
         bands.sort_unstable();
         bands.dedup();
-        let shared: Vec<_> = bands.into_iter().map(|band| (band, self.shared(g, &mut ports, band))).collect();
+        let shared: Vec<_> = bands.into_iter().map(|band| (band, self.shared(g, &mut ports, band, context))).collect();
         if range.start == 0 {
             hidden = self.first_input(g, hidden);
         }
@@ -226,6 +228,14 @@ impl Encoder {
             hidden = rms_norm(g, hidden, norm, 1);
         }
         self.embedding_projection.as_ref().map_or(hidden, |projection| linear(g, hidden, projection))
+    }
+
+    /// Number of heads if their scores depend on distances.
+    fn distance_heads(&self) -> Option<u64> {
+        match &self.layers.first()?.layer.mixer {
+            Mixer::Banded(attention) => attention.distances.as_ref().map(|_| attention.num_attention_heads),
+            _ => None,
+        }
     }
 
     /// Columns of the embeddings if they have fewer than `hidden_size`.
@@ -269,7 +279,7 @@ impl FamilyModel for Encoder {
     ) -> Result<FunctionGraph> {
         let mut g = request.begin(form, weights);
         let ports = match (&request.stage, &self.head) {
-            (Stage::Layers { first, end }, _) => self.layers_function(&mut g, *first..*end),
+            (Stage::Layers { first, end }, _) => self.layers_function(&mut g, *first..*end, request.context),
             (Stage::FeedForward { layer }, _) => self.feed_forward_function(&mut g, *layer),
             (Stage::Head { first, end }, Some(head)) => head.function(&mut g, self.facts.hidden_size, *first..*end)?,
             _ => {

@@ -71,6 +71,7 @@ const ALL: &[Builtin] = builtin![
     "mistral-7b",
     "mistral-small-3.1-24b",
     "modernbert-embed-base",
+    "nli-deberta-v3-xsmall",
     "olmo-3-7b",
     "olmoe-1b-7b",
     "phi-2",

@@ -2,12 +2,14 @@
 //!
 //! Every token sees the tokens up to a distance on both sides, or all tokens, and they are all in the call: there are
 //! no states. A sink is a learned score for each head without a value (arXiv:2309.17453; gpt-oss): it takes a part of
-//! the weight, so that a head may attend to nothing.
+//! the weight, so that a head may attend to nothing. Scores may have terms of a token and a distance, too:
+//! [`distance_scores`](super::distance_scores).
 
 use std::ops::Range;
 
 use super::Graph;
 use super::attention::{Attention, merge_heads, sink_scores, softmax_product, split_heads};
+use super::distance_scores::{DistanceInputs, DistanceTables, with_distance_scores};
 use super::linear::{Linear, linear};
 use super::norm::{Norm, rms_norm};
 use super::rope::{Rotation, rotate};
@@ -30,6 +32,8 @@ pub struct BandedAttention {
     pub qk_norm: Option<(Norm, Norm)>,
     /// Sink score of each query head, `[num_attention_heads]`.
     pub sinks: Option<SourceWeight>,
+    /// Tables of scores by distance, times the root of `scale`; each query head has its own key-value head.
+    pub distances: Option<DistanceTables>,
     /// Number of query heads.
     pub num_attention_heads: u64,
     /// Number of key-value heads.
@@ -55,6 +59,7 @@ impl BandedAttention {
             output: attention.output,
             qk_norm: attention.query_norm.zip(attention.key_norm),
             sinks: attention.sinks,
+            distances: None,
             num_attention_heads: attention.num_attention_heads,
             num_key_value_heads: attention.num_key_value_heads,
             head_dim: attention.head_dim,
@@ -72,6 +77,8 @@ pub struct BandInputs {
     pub rotation: Option<Rotation>,
     /// Mask `[1, 1, T, T]`, or with biases of heads `[1, heads, T, T]`, added to the scores.
     pub mask: ValueId,
+    /// For scores by distance.
+    pub distances: Option<DistanceInputs>,
 }
 
 /// Applies attention to normed hidden states; returns the addend for the residual stream.
@@ -79,7 +86,7 @@ pub fn banded_attention(
     g: &mut Graph<'_>,
     x: ValueId,
     weights: &BandedAttention,
-    BandInputs { rotation, mask }: BandInputs,
+    BandInputs { rotation, mask, distances }: BandInputs,
 ) -> ValueId {
     let (heads, key_heads, width) = (weights.num_attention_heads, weights.num_key_value_heads, weights.head_dim);
     let query = linear(g, x, &weights.query);
@@ -102,6 +109,7 @@ pub fn banded_attention(
     let key = g.ops.mul(key, root);
     let sinks = weights.sinks.as_ref().map(|sinks| sink_scores(g, sinks));
     let group = heads / key_heads;
+    let distances = weights.distances.as_ref().zip(distances);
     let merged = match g.form.attention {
         AttentionForm::PerHead => {
             let parts: Vec<ValueId> = (0..key_heads)
@@ -112,7 +120,10 @@ pub fn banded_attention(
                         let sinks = sinks.map(|sinks| g.ops.slice(sinks, 1, queries));
                         let key = g.ops.slice(key, 1, head..head + 1);
                         let value = g.ops.slice(value, 1, head..head + 1);
-                        let mask = mask_of_heads(g, mask, head * group..(head + 1) * group);
+                        let mut mask = mask_of_heads(g, mask, head * group..(head + 1) * group);
+                        if let Some((tables, inputs)) = distances {
+                            mask = with_distance_scores(g, [query, key], head..head + 1, tables, inputs, mask);
+                        }
                         softmax_product(g, query, key, value, mask, sinks, weights.softcap)
                     })
                 })
@@ -132,6 +143,8 @@ pub fn banded_attention(
                 }
             };
             let (key, value) = (repeat(key), repeat(value));
+            let mask = distances
+                .map_or(mask, |(tables, inputs)| with_distance_scores(g, [query, key], 0..heads, tables, inputs, mask));
             softmax_product(g, query, key, value, mask, sinks, weights.softcap)
         }
     };

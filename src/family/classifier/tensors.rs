@@ -83,6 +83,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
             output,
             qk_norm: None,
             sinks: Some(sinks),
+            distances: None,
             num_attention_heads: config.num_attention_heads,
             num_key_value_heads: config.num_key_value_heads,
             head_dim,

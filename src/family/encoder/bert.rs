@@ -9,7 +9,10 @@
 //! ```
 //!
 //! ALBERT (arXiv:1909.11942) repeats the layers of its groups. MPNet (arXiv:2004.09297) adds a bias to the scores of
-//! attention, by head and distance.
+//! attention, by head and distance. [`deberta`] has the scores by distance of DeBERTa v2 (arXiv:2006.03654) and v3
+//! (arXiv:2111.09543).
+
+mod deberta;
 
 use std::iter::repeat_n;
 
@@ -35,6 +38,7 @@ use anec_base::Result;
 use anec_bundle::Pooling;
 use anec_manifest::Role;
 use anec_source::{Ledger, SourceWeight};
+use deberta::Disentangled;
 
 /// Differences between models with BERT's layers.
 pub(super) struct BertFamily {
@@ -64,6 +68,8 @@ pub(super) struct BertFamily {
     groups: bool,
     /// Whether attention has biases by distance.
     relative_bias: bool,
+    /// Whether attention has scores by distance, and learned positions and token types are optional.
+    disentangled: bool,
 }
 
 /// Embeddings with a size of their own.
@@ -157,6 +163,19 @@ pub(super) const ROWS: &[BertFamily] = &[
         relative_bias: true,
         ..ROBERTA
     },
+    BertFamily {
+        name: "deberta-v2",
+        prefix: "deberta.",
+        padding: None,
+        head: ["pooler.dense", "classifier"],
+        tensors: &[
+            ("attention.self.query", "attention.self.query_proj"),
+            ("attention.self.key", "attention.self.key_proj"),
+            ("attention.self.value", "attention.self.value_proj"),
+        ],
+        disentangled: true,
+        ..ROBERTA
+    },
 ];
 
 /// Row for GGUF files, which have no unused rows of positions and one set of head names.
@@ -176,6 +195,7 @@ const ROBERTA: BertFamily = BertFamily {
     embeddings: None,
     groups: false,
     relative_bias: false,
+    disentangled: false,
 };
 
 impl BertFamily {
@@ -209,6 +229,9 @@ pub(super) const NEUTRAL: &[&str] = &[
     "attention_probs_dropout_prob",
     "classifier_dropout",
     "classifier_dropout_prob",
+    "cls_dropout",
+    "conv_act",
+    "conv_groups",
     "directionality",
     // of ALBERT's first implementation, read by no other
     "down_scale_factor",
@@ -217,9 +240,12 @@ pub(super) const NEUTRAL: &[&str] = &[
     "gradient_checkpointing",
     "hidden_dropout_prob",
     "id2label",
+    // which layers the head for masked tokens has
+    "legacy",
     "net_structure_type",
     "num_memory_blocks",
     "output_past",
+    "pooler_dropout",
     "pooler_fc_size",
     "pooler_num_attention_heads",
     "pooler_num_fc_layers",
@@ -271,18 +297,15 @@ struct BertConfig {
     type_vocab_size: u64,
     layer_norm_eps: f64,
     activation: Activation,
+    /// Scores by distance.
+    #[serde(flatten)]
+    disentangled: Option<Disentangled>,
 }
 
 impl BertConfig {
     fn read(keys: &Keys<'_>, row: &BertFamily) -> Result<Self, FamilyError> {
         let or = |key: &str, default: u64| if keys.get(key).is_some() { keys.size(key) } else { Ok(default) };
-        let activation = match keys.str("hidden_act")? {
-            None => row.activation,
-            Some("gelu") => Activation::Gelu,
-            Some("gelu_new" | "gelu_pytorch_tanh") => Activation::GeluTanh,
-            Some("silu" | "swish") => Activation::Silu,
-            Some(_) => return Err(keys.value("hidden_act", "\"gelu\", \"gelu_new\" or \"silu\"")),
-        };
+        let activation = activation(keys, "hidden_act")?.unwrap_or(row.activation);
         if keys.str("position_embedding_type")?.is_some_and(|kind| kind != "absolute") {
             return Err(keys.value("position_embedding_type", "\"absolute\""));
         }
@@ -294,7 +317,7 @@ impl BertConfig {
         if keys.get("pruned_heads").and_then(Json::as_object).is_some_and(|heads| !heads.is_empty()) {
             return Err(keys.value("pruned_heads", "{}: layers have equally many heads"));
         }
-        let layer_norm_eps = keys.f64("layer_norm_eps")?.unwrap_or(1e-12);
+        let layer_norm_eps = keys.f64("layer_norm_eps")?.unwrap_or(if row.disentangled { 1e-7 } else { 1e-12 });
         if !(0.0..1.0).contains(&layer_norm_eps) {
             return Err(keys.value("layer_norm_eps", "between 0 and 1"));
         }
@@ -338,9 +361,14 @@ impl BertConfig {
             vocab_size: keys.size("vocab_size")?,
             max_position_embeddings: keys.size("max_position_embeddings")?,
             first_position: row.padding.map_or(0, |default| padding.unwrap_or(default).saturating_add(1)),
-            type_vocab_size: if row.token_types { or("type_vocab_size", 2)? } else { 0 },
+            type_vocab_size: match row.disentangled {
+                true => keys.u64("type_vocab_size")?.unwrap_or(0),
+                false if row.token_types => or("type_vocab_size", 2)?,
+                false => 0,
+            },
             layer_norm_eps,
             activation,
+            disentangled: row.disentangled.then(|| Disentangled::read(keys)).transpose()?,
         };
         if !config.hidden_size.is_multiple_of(config.num_attention_heads) {
             return Err(keys.value("hidden_size", &format!("a multiple of {} heads", config.num_attention_heads)));
@@ -352,6 +380,17 @@ impl BertConfig {
             return Err(keys.value("max_position_embeddings", &format!("more than {}", config.first_position)));
         }
         Ok(config)
+    }
+}
+
+/// Activation that a key names.
+fn activation(keys: &Keys<'_>, key: &str) -> Result<Option<Activation>, FamilyError> {
+    match keys.str(key)? {
+        None => Ok(None),
+        Some("gelu") => Ok(Some(Activation::Gelu)),
+        Some("gelu_new" | "gelu_pytorch_tanh") => Ok(Some(Activation::GeluTanh)),
+        Some("silu" | "swish") => Ok(Some(Activation::Silu)),
+        Some(_) => Err(keys.value(key, "\"gelu\", \"gelu_new\" or \"silu\"")),
     }
 }
 
@@ -387,11 +426,21 @@ impl Tensors<'_, '_> {
         let hidden = config.hidden_size;
         let embedding_size = config.embedding_size.unwrap_or(hidden);
         let embedding = self.table("word_embeddings", config.vocab_size, "vocab_size, the size of embeddings")?;
-        let positions = self.table("position_embeddings", config.max_position_embeddings, "max_position_embeddings")?;
-        let positions = positions.slice(config.first_position..config.max_position_embeddings)?;
+        let positions = match &config.disentangled {
+            Some(Disentangled { position_biased_input: false, .. }) => {
+                self.ledger
+                    .ignore(&self.naming.name("embeddings.position_embeddings.*"), "position_biased_input is false");
+                None
+            }
+            _ => {
+                let count = config.max_position_embeddings;
+                let table = self.table("position_embeddings", count, "max_position_embeddings")?;
+                Some(table.slice(config.first_position..count)?)
+            }
+        };
         // GGUF files of DistilBERT have none
         let token_types = match self.naming {
-            EncoderNaming::HuggingFace(_) => row.token_types,
+            EncoderNaming::HuggingFace(_) => config.type_vocab_size > 0,
             EncoderNaming::Gguf => self.ledger.has("token_types.weight"),
         };
         let token_types = token_types
@@ -413,6 +462,9 @@ impl Tensors<'_, '_> {
                     "generator_*",
                     "predictions.*",
                     "sop_classifier.*",
+                    "lm_predictions.*",
+                    "mask_predictions.*",
+                    "pooler.*",
                 ];
                 ignore_heads(self.ledger, &[&[pooler.as_str()], &heads[..]].concat());
                 None
@@ -427,13 +479,15 @@ impl Tensors<'_, '_> {
             }
             _ => None,
         };
+        let relative = config.disentangled.as_ref().map(|own| self.relative_embeddings(own)).transpose()?;
         // all layers of a group are the same
         let groups = config.num_hidden_groups.unwrap_or(config.num_hidden_layers);
-        let layers = (0..groups).map(|index| self.layer(index)).collect::<Result<Vec<_>>>()?.into_iter();
+        let layers =
+            (0..groups).map(|index| self.layer(index, relative.as_ref())).collect::<Result<Vec<_>>>()?.into_iter();
         let layers = layers.flat_map(|layer| repeat_n(layer, config.num_hidden_layers / groups)).collect();
         Ok(Encoder {
             embedding,
-            positions: Some(positions.clone()),
+            positions,
             token_types,
             embedding_norm: Some(embedding_norm),
             embedding_projection,
@@ -448,7 +502,7 @@ impl Tensors<'_, '_> {
                 num_layers: config.num_hidden_layers,
                 vocab_size: config.vocab_size,
                 purpose,
-                max_position_embeddings: positions.rows(),
+                max_position_embeddings: config.max_position_embeddings - config.first_position,
                 hidden_scale: 1.0,
                 recurrent: false,
                 config: serde_json::to_value(config).unwrap_or(Json::Null),
@@ -456,7 +510,8 @@ impl Tensors<'_, '_> {
         })
     }
 
-    fn layer(&mut self, index: usize) -> Result<EncoderLayer> {
+    /// A layer; `relative` are the embeddings of distances, if there are any.
+    fn layer(&mut self, index: usize, relative: Option<&SourceWeight>) -> Result<EncoderLayer> {
         let config = self.config;
         let (hidden, width) = (config.hidden_size, config.intermediate_size);
         let row = self.row;
@@ -466,6 +521,9 @@ impl Tensors<'_, '_> {
             self.linear(&name(&format!("attention.self.{tensor}")), own, Role::AttentionQkv, [hidden, hidden], square)
         };
         let (query, key, value) = (qkv("query", "q_proj")?, qkv("key", "k_proj")?, qkv("value", "v_proj")?);
+        let distances = config.disentangled.as_ref().zip(relative);
+        let distances =
+            distances.map(|(own, relative)| self.distance_tables(own, relative, index, [&query, &key])).transpose()?;
         let output = name("attention.output.dense");
         let attention = BandedAttention {
             query,
@@ -474,11 +532,12 @@ impl Tensors<'_, '_> {
             output: self.linear(&output, "o_proj", Role::AttentionOutput, [hidden, hidden], square)?,
             qk_norm: None,
             sinks: None,
+            distances,
             num_attention_heads: config.num_attention_heads,
             num_key_value_heads: config.num_attention_heads,
             head_dim: hidden / config.num_attention_heads,
             rope_dim: 0,
-            scale: ((hidden / config.num_attention_heads) as f64).powf(-0.5),
+            scale: config.attention_scale(),
             softcap: None,
         };
         let (up, down) = (name("intermediate.dense"), name("output.dense"));
@@ -510,7 +569,8 @@ impl Tensors<'_, '_> {
         let dense = self.linear(dense, "dense", Role::LmHead, [hidden, hidden], "hidden_size, hidden_size")?;
         let output = self.linear(output, "score", Role::LmHead, [labels, hidden], "labels of id2label, hidden_size")?;
         self.naming = naming;
-        Ok(Head { dense, activation: self.row.head_activation, norm: None, output })
+        let activation = self.config.disentangled.as_ref().map(|own| HeadActivation::Hidden(own.pooler_hidden_act));
+        Ok(Head { dense, activation: activation.unwrap_or(self.row.head_activation), norm: None, output })
     }
 
     /// Biases of attention by distance, `[2 FARTHEST + 1, heads]`, the token farthest before first.
@@ -575,18 +635,29 @@ mod tests {
 
     /// Keys that this graph can't express are refused by name.
     #[test]
-    fn other_groups_buckets_and_sizes_are_refused() {
+    fn other_groups_buckets_terms_and_sizes_are_refused() {
         let base = json!({
             "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 3, "vocab_size": 50,
             "max_position_embeddings": 64, "embedding_size": 16
         });
+        let deberta = json!({"embedding_size": 24, "relative_attention": true, "pos_att_type": "c2p|p2c"});
         for (family, key, value) in [
-            ("albert", "num_hidden_groups", 3),
-            ("albert", "inner_group_num", 2),
-            ("albert", "embedding_size", 25),
-            ("electra", "embedding_size", 25),
-            ("mpnet", "relative_attention_num_buckets", 64),
-            ("mpnet", "pad_token_id", 0),
+            ("albert", "num_hidden_groups", json!(3)),
+            ("albert", "inner_group_num", json!(2)),
+            ("albert", "embedding_size", json!(25)),
+            ("electra", "embedding_size", json!(25)),
+            ("mpnet", "relative_attention_num_buckets", json!(64)),
+            ("mpnet", "pad_token_id", json!(0)),
+            ("deberta-v2", "relative_attention", json!(false)),
+            ("deberta-v2", "conv_kernel_size", json!(3)),
+            ("deberta-v2", "attention_head_size", json!(16)),
+            ("deberta-v2", "embedding_size", json!(16)),
+            ("deberta-v2", "pooler_hidden_size", json!(16)),
+            ("deberta-v2", "pooler_hidden_act", json!("tanh")),
+            ("deberta-v2", "pos_att_type", json!(["c2p", "p2p"])),
+            ("deberta-v2", "pos_att_type", json!([])),
+            ("deberta-v2", "norm_rel_ebd", json!("rms_norm")),
+            ("deberta-v2", "position_buckets", json!(126)),
         ] {
             let row = ROWS.iter().find(|row| row.name == family).unwrap();
             let read = |config: &Json| {
@@ -594,8 +665,11 @@ mod tests {
                     .map_err(|error| error.to_string())
             };
             let mut config = base.clone();
+            if row.disentangled {
+                config.as_object_mut().unwrap().extend(deberta.as_object().unwrap().clone());
+            }
             assert!(read(&config).is_ok(), "{family}");
-            config[key] = json!(value);
+            config[key] = value;
             let error = read(&config).unwrap_err();
             assert!(error.contains(key), "{error}");
         }

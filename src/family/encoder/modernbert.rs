@@ -250,6 +250,7 @@ impl Tensors<'_, '_> {
             )?,
             qk_norm: None,
             sinks: None,
+            distances: None,
             num_attention_heads: config.num_attention_heads,
             num_key_value_heads: config.num_attention_heads,
             head_dim,

@@ -251,6 +251,7 @@ impl Tensors<'_, '_> {
             output: linear("o_proj", Role::AttentionOutput, self.weight(index, "self_attn.o_proj", [hidden, heads])?),
             qk_norm: None,
             sinks: None,
+            distances: None,
             num_attention_heads: config.num_attention_heads,
             num_key_value_heads: config.num_attention_heads,
             head_dim: config.head_dim,
