@@ -49,6 +49,8 @@ const CASES: &[Case] = &[
     case("mistral-window", &["context=[24, 40]", "lengths={fixed: [1, 4]}"]),
     // rotations by a product, activations by Core ML's ops
     case("qwen3-default", &["context=40", "rope=product", "activations=native"]),
+    // learned positions
+    Case { chunk: Some(5), ..case("gpt2-default", &["context=40"]) },
     case("gemma2-default", &["context=40", "rope=product", "activations=native", "norm=prescale"]),
     case("qwen3_5-default", &["context=40", "rope=product", "activations=native", "recurrent_states=input_output"]),
     // rotary tables by the length of the text
@@ -124,16 +126,41 @@ const CASES: &[Case] = &[
     case("llama-bias", &["context=40", "quant.weights=palette8", "quant.row_scale=true", "linear=linear"]),
 ];
 
+/// Encoders of tests/fixtures/encoders: learned positions, token types, embeddings narrower than the layers, biases by
+/// distance; calls that are filled up.
+const ENCODERS: &[(&str, &[&str])] = &[
+    ("distilbert-labels", &[]),
+    ("bert-reranker", &[]),
+    ("electra-labels", &["lengths={fixed: [40]}"]),
+    ("electra-small", &[]),
+    ("mpnet-labels", &[]),
+    ("mpnet-mean", &["lengths={fixed: [40]}", CORE_AI]),
+];
+
 /// Tokens and logits of a file, and the width of the logits.
 fn logits(path: &Path) -> (Vec<i32>, Vec<f32>, usize) {
     let bytes = std::fs::read(path).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let four = |name: &str| -> Vec<[u8; 4]> {
-        tensors.tensor(name).unwrap().data().chunks_exact(4).map(|bytes| bytes.try_into().unwrap()).collect()
-    };
     let width = tensors.tensor("logits").unwrap().shape()[1];
-    let tokens = four("tokens").into_iter().map(i32::from_le_bytes).collect();
-    (tokens, four("logits").into_iter().map(f32::from_le_bytes).collect(), width)
+    (integers(&tensors, "tokens").unwrap(), floats(tensors.tensor("logits").unwrap().data()), width)
+}
+
+fn integers(tensors: &SafeTensors<'_>, name: &str) -> Option<Vec<i32>> {
+    let (values, _) = tensors.tensor(name).ok()?.data().as_chunks();
+    Some(values.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect())
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
+fn convert(source: &str, out: &Path, changes: &[&str]) {
+    let mut command = vec!["convert", "--source", source, "--out", out.to_str().unwrap(), "--no-compile"];
+    for change in ["quant.weights=none"].iter().chain(changes) {
+        command.extend(["--set", change]);
+    }
+    let (code, _, stderr) = run(&command);
+    assert_eq!(code, 0, "{source} {changes:?}: {stderr}");
 }
 
 /// The least cosine of two rows.
@@ -167,22 +194,14 @@ fn a_runtime_of_the_books_words_runs_every_bundle() {
         let source = format!("tests/fixtures/families/{}", case.model);
         let (bundle, own) = (path(index, "bundle"), path(index, "own.safetensors"));
         let own_name = own.to_str().unwrap();
-        let convert = |out: &Path, changes: &[&str]| {
-            let mut command = vec!["convert", "--source", &source, "--out", out.to_str().unwrap(), "--no-compile"];
-            for change in ["quant.weights=none"].iter().chain(changes) {
-                command.extend(["--set", change]);
-            }
-            let (code, _, stderr) = run(&command);
-            assert_eq!(code, 0, "{} {changes:?}: {stderr}", case.model);
-        };
-        convert(&bundle, case.changes);
+        convert(&source, &bundle, case.changes);
         // anec's executor runs packages, not assets
         let packages = match case.changes.contains(&CORE_AI) {
             false => bundle.clone(),
             true => {
                 let packages = path(index, "packages");
                 let changes: Vec<&str> = case.changes.iter().copied().filter(|change| *change != CORE_AI).collect();
-                convert(&packages, &changes);
+                convert(&source, &packages, &changes);
                 packages
             }
         };
@@ -197,8 +216,7 @@ fn a_runtime_of_the_books_words_runs_every_bundle() {
     read(&python, &calls.into());
     for (index, case) in CASES.iter().enumerate() {
         let name = format!("{} {:?}", case.model, case.changes);
-        let bytes = std::fs::read(path(index, "read")).unwrap();
-        let read: Vec<f32> = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        let read = floats(&std::fs::read(path(index, "read")).unwrap());
         let (_, own, width) = logits(&path(index, "own.safetensors"));
         // anec doesn't round products of bytes and scales, and bytes are less than transformers has
         let int8 = case.changes.iter().any(|change| change.starts_with("quant.weights"));
@@ -230,4 +248,29 @@ fn a_runtime_of_the_books_words_runs_every_bundle() {
     }
     let verdicts = coremltools::judge(&python, &judged);
     assert_eq!(verdicts.iter().map(|verdict| verdict.complaints(true)).collect::<String>(), "");
+}
+
+#[test]
+fn a_runtime_of_the_books_words_reads_whole_texts() {
+    let Some(python) = coremltools::python() else { return };
+    let room = tempfile::tempdir().unwrap();
+    let (mut calls, mut expected) = (Vec::new(), Vec::new());
+    for (index, (model, changes)) in ENCODERS.iter().enumerate() {
+        let [bundle, out] = ["bundle", "read"].map(|name| room.path().join(format!("{index}_{name}")));
+        let source = format!("tests/fixtures/encoders/{model}");
+        convert(&source, &bundle, changes);
+        let bytes = std::fs::read(repository(&source).join("golden.safetensors")).unwrap();
+        let golden = SafeTensors::deserialize(&bytes).unwrap();
+        let values = golden.tensor("logits").or(golden.tensor("embedding")).unwrap();
+        let types = integers(&golden, "types").map_or(json!(0), |types| json!(types));
+        calls.push(json!({"bundle": bundle, "tokens": integers(&golden, "tokens"), "types": types, "out": out}));
+        expected.push((model, changes, out, floats(values.data())));
+    }
+    read(&python, &calls.into());
+    for (model, changes, out, golden) in expected {
+        let read = floats(&std::fs::read(out).unwrap());
+        assert_eq!(read.len(), golden.len(), "{model}");
+        let apart = golden.iter().zip(&read).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(apart < 1e-3, "{model} {changes:?}: transformers' numbers differ by {apart}");
+    }
 }

@@ -65,7 +65,7 @@ class Text:
         rows = []
         while tokens:
             count, size = self.call_of(len(tokens), wish)
-            hidden = pad(embed(self.bundle, tokens[:count]), size)
+            hidden = pad(embed(self.bundle, tokens[:count], self.position), size)
             self.carried = {}
             for part in self.layers:
                 hidden = self.part(part, hidden, count, self.position, tokens[:count])
@@ -184,7 +184,11 @@ class Text:
             return np.stack(planes).astype(np.float32).reshape(shape)
         if role == "band_mask":
             seen = (abs(i - j) <= port["band"]) & (i < count) & (j < count)
-            return np.where(seen, np.float32(0), self.bundle.masked).reshape(shape)
+            bias = np.float32(0)
+            if port.get("biased"):
+                table = self.bundle.host[self.bundle.json["host"]["attention_bias"]]
+                bias = table[np.clip(len(table) // 2 + j - i, 0, len(table) - 1)].transpose(2, 0, 1)
+            return np.where(seen, bias, self.bundle.masked).reshape(shape)
         raise AssertionError(f"no word of the role {role}")
 
     def logits(self, hidden):
@@ -245,6 +249,23 @@ def label(bundle, tokens, wish=None):
     return text.logits(hidden)
 
 
+def of_whole(bundle, tokens, types=0):
+    """The labels' logits, or the vector, of a whole text."""
+    text = Text(bundle, bundle.model["contexts"][-1])
+    task = bundle.model["task"]
+    count = len(tokens)
+    size = next(n for n in range(count, text.context + 1) if all(choose(part, n) for part in text.layers))
+    hidden = pad(embed(bundle, tokens, types=types), size)
+    for part in text.layers:
+        hidden = text.part(part, hidden, count, 0)
+    hidden = hidden[:, :count]
+    pooled = {"cls": hidden[:, :1], "mean": hidden.mean(1, keepdims=True), "last": hidden[:, -1:]}[task["pooling"]]
+    if task["kind"] == "sequence_classification":
+        return text.logits(pooled)
+    assert not task.get("projections")
+    return pooled / np.linalg.norm(pooled) if task["normalize"] else pooled
+
+
 def parts(bundle, kind, wanted=lambda function: True):
     """The functions of a stage in the order of a call, those of one part together."""
     found = {}
@@ -279,8 +300,15 @@ def rope_of(bundle, length):
     return tables
 
 
-def embed(bundle, tokens):
-    return bundle.host[bundle.json["host"]["embedding"]][tokens].T.astype(np.float32)
+def embed(bundle, tokens, position=0, types=0):
+    """The columns that enter the layers, of tokens from a position on."""
+    host = bundle.json["host"]
+    rows = bundle.host[host["embedding"]][tokens].astype(np.float32)
+    if "positions" in host:
+        rows = rows + bundle.host[host["positions"]][position : position + len(tokens)]
+    if "token_types" in host:
+        rows = rows + bundle.host[host["token_types"]][types]
+    return np.pad(rows, [(0, 0), (0, bundle.model["hidden_size"] - rows.shape[1])]).T
 
 
 def pad(hidden, size):
@@ -311,10 +339,13 @@ def main():
     for case in json.load(sys.stdin):
         bundle = Bundle(case["bundle"])
         tokens, wish = case["tokens"], case.get("chunk")
-        if "task" in bundle.model:
-            logits = label(bundle, tokens, wish)
-        else:
-            logits = Text(bundle, len(tokens)).forward(tokens, wish)
+        match bundle.model.get("task", {}).get("kind"):
+            case None:
+                logits = Text(bundle, len(tokens)).forward(tokens, wish)
+            case "token_classification":
+                logits = label(bundle, tokens, wish)
+            case _:
+                logits = of_whole(bundle, tokens, case.get("types", 0))
         logits.astype("<f4").tofile(case["out"])
 
 
