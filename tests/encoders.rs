@@ -294,6 +294,24 @@ fn texts_become_files_of_vectors() {
     assert_eq!((code, error.contains("64 learned positions, too few for a context of 65")), (2, true), "{error}");
 }
 
+/// Ids of transformers' MPNetTokenizer over this vocabulary; folders often name no class.
+#[test]
+fn a_vocabulary_alone_can_be_mpnets_tokenizer() {
+    let room = tempfile::tempdir().unwrap();
+    let source = room.path().join("mpnet");
+    model::copy(&fixture("mpnet-mean"), &source);
+    let words = "<s> <pad> </s> [UNK] the sea ##s is calm . <mask> la ##y".replace(' ', "\n");
+    std::fs::write(source.join("vocab.txt"), words).unwrap();
+    for (name, config) in [("named", json!({"tokenizer_class": "MPNetTokenizer"})), ("unnamed", json!({}))] {
+        std::fs::write(source.join("tokenizer_config.json"), config.to_string()).unwrap();
+        let model = convert(&source, &room.path().join(name), &[]);
+        let tokenizer = Tokenizer::of(model.bundle(), model.folder()).unwrap();
+        let pair = tokenizer.encode_whole("The séas is calm.", Some("lay"), false).unwrap();
+        assert_eq!(pair.ids, [0, 4, 5, 6, 7, 8, 9, 2, 2, 11, 12, 2], "{name}");
+        assert_eq!(pair.types, [0; 12], "{name}");
+    }
+}
+
 /// Prompts, lower case, limits and the pooling of prompts, as sentence-transformers does it.
 #[test]
 fn texts_are_prepared_as_sentence_transformers_does() {

@@ -123,16 +123,34 @@ impl FolderTokenizer {
                 Some(pre) => byte_level(path, pre, files),
                 None => unsupported(format!("the rules of `{class}` aren't in its files")),
             },
-            "vocab.txt" if WORD_PIECE_CLASSES.contains(&class) => word_piece_of(path, files),
-            "vocab.txt" => unsupported(format!("the rules of `{class}` aren't in its files")),
+            "vocab.txt" => match word_piece_of(path, class, files)? {
+                Some(found) => Ok(found),
+                None => unsupported(format!("the rules of `{class}` aren't in its files")),
+            },
             _ => unsupported("this kind of file isn't read".into()),
         };
         found.map(Some)
     }
 }
 
-/// Classes of tokenizers over `vocab.txt` with BERT's rules.
-const WORD_PIECE_CLASSES: [&str; 4] = ["", "BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"];
+/// Tokenizers over `vocab.txt` with BERT's rules.
+struct WordPieceClass {
+    /// Names of the class. A folder that names none has the first class whose first token is in its vocabulary.
+    names: &'static [&'static str],
+    /// Default tokens before and after a text, of padding and of a mask.
+    tokens: [&'static str; 4],
+    /// Number of tokens between two texts, and type of the second.
+    pair: (usize, u64),
+}
+
+const WORD_PIECE_CLASSES: [WordPieceClass; 2] = [
+    WordPieceClass {
+        names: &["", "BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"],
+        tokens: ["[CLS]", "[SEP]", "[PAD]", "[MASK]"],
+        pair: (1, 1),
+    },
+    WordPieceClass { names: &["", "MPNetTokenizer"], tokens: ["<s>", "</s>", "<pad>", "<mask>"], pair: (2, 0) },
+];
 
 /// Returns the pre-tokenizer of a class over `vocab.json` and `merges.txt`.
 fn byte_level_rules(class: &str) -> Option<&'static str> {
@@ -234,10 +252,13 @@ fn byte_level(path: &Path, pre: &str, files: &HuggingFaceFiles) -> Result<Folder
     metadata.rebuilt()
 }
 
-/// Reads `vocab.txt`.
-fn word_piece_of(path: &Path, files: &HuggingFaceFiles) -> Result<FolderTokenizer> {
+/// Reads `vocab.txt`; `None` if the class has other rules.
+fn word_piece_of(path: &Path, class: &str, files: &HuggingFaceFiles) -> Result<Option<FolderTokenizer>> {
     let text = read_text(path)?;
     let tokens: Vec<&str> = text.lines().map(|line| line.trim_end_matches('\r')).collect();
+    let classes: Vec<_> = WORD_PIECE_CLASSES.iter().filter(|known| known.names.contains(&class)).collect();
+    let fits = classes.iter().find(|known| tokens.contains(&known.tokens[0]));
+    let Some(WordPieceClass { tokens: defaults, pair, .. }) = fits.or(classes.first()) else { return Ok(None) };
     let config = files.tokenizer_config.as_ref();
     let flag = |key: &str| config.and_then(|config| config.get(key)?.as_bool());
     let special = |name: &str, default: &'static str| {
@@ -248,13 +269,14 @@ fn word_piece_of(path: &Path, files: &HuggingFaceFiles) -> Result<FolderTokenize
         strip_accents: flag("strip_accents"),
         chinese: flag("tokenize_chinese_chars").unwrap_or(true),
         unknown: special("unk_token", "[UNK]"),
-        begin: special("cls_token", "[CLS]"),
-        end: special("sep_token", "[SEP]"),
-        others: vec![special("pad_token", "[PAD]"), special("mask_token", "[MASK]")],
+        begin: special("cls_token", defaults[0]),
+        end: special("sep_token", defaults[1]),
+        others: vec![special("pad_token", defaults[2]), special("mask_token", defaults[3])],
+        pair: *pair,
     };
     let tokens: Strings = tokens.into_iter().collect();
     match word_piece::of_vocab(&tokens, &options) {
-        Ok(json) => Ok(FolderTokenizer::Rebuilt { json, path: path.to_owned() }),
+        Ok(json) => Ok(Some(FolderTokenizer::Rebuilt { json, path: path.to_owned() })),
         Err(problem) => Err(SourceError::file(path, problem)),
     }
 }

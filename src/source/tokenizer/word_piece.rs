@@ -50,6 +50,8 @@ pub(super) struct VocabOptions {
     pub(super) end: String,
     /// Other special tokens.
     pub(super) others: Vec<String>,
+    /// Number of end tokens between two texts, and type of the second.
+    pub(super) pair: (usize, u64),
 }
 
 /// Returns the `tokenizer.json` of a `vocab.txt`, or the problem of the vocabulary.
@@ -59,8 +61,8 @@ pub(super) fn of_vocab(tokens: &Strings, options: &VocabOptions) -> Result<Vec<u
     let needed = |token: &str| id(token).ok_or_else(|| format!("it has no token {token:?}"));
     let (begin, end) = (needed(&options.begin)?, needed(&options.end)?);
     needed(&options.unknown)?;
-    let ends =
-        Ends { begin: Some((&options.begin, begin)), end: Some((&options.end, end)), between: 1, second_type: 1 };
+    let (between, second_type) = options.pair;
+    let ends = Ends { begin: Some((&options.begin, begin)), end: Some((&options.end, end)), between, second_type };
     let mut special: Vec<(u64, &String)> = [&options.unknown, &options.begin, &options.end]
         .into_iter()
         .chain(&options.others)
