@@ -22,12 +22,13 @@ use rayon::prelude::*;
 use safetensors::SafeTensors;
 use serde_json::{Value as Json, json};
 
-const CASES: [&str; 27] = [
+const CASES: [&str; 28] = [
     "bert-mean",
     "bert-reranker",
     "roberta-mean",
     "xlm-roberta-dense",
     "xlm-roberta-labels",
+    "qwen3-labels",
     "camembert-mean",
     "distilbert-mean",
     "distilbert-labels",
@@ -150,7 +151,10 @@ fn hidden_states_vectors_and_logits_agree_with_transformers_in_every_form() {
             } else {
                 Chunking::Pattern(vec![3, 1, 4])
             };
-            for (layer, found) in hidden(&model, &golden.text, chunks).iter().enumerate() {
+            // of causal classifiers, the head norms the last ones
+            let causal = facts.sequence_classification().is_some_and(|found| found.causal);
+            let count = if causal { layers as usize } else { usize::MAX };
+            for (layer, found) in hidden(&model, &golden.text, chunks).iter().enumerate().take(count) {
                 let expected = &golden.tensors[&format!("hidden.{layer}")];
                 let rows = found.chunks(facts.hidden_size as usize).zip(expected.chunks(facts.hidden_size as usize));
                 let worst = rows.map(|(found, expected)| cosine(found, expected)).fold(1.0, f64::min);
@@ -201,6 +205,71 @@ fn scores_of_distant_tokens_agree_with_transformers() {
             assert!(cosine(&states, &golden.tensors[last]) > 0.99999, "{case} {sets:?}");
         }
     }
+}
+
+/// Difference of two of transformers' logits at the end of a text, in several forms of the graph.
+#[test]
+fn a_decoder_scores_pairs_by_two_logits() {
+    let source = folder::repository("tests/fixtures/families/qwen3-default");
+    let golden = Golden::read(&source.join("golden.safetensors"));
+    let (tokens, logits) = (golden.text.ids.len(), &golden.tensors["logits"]);
+    let last = &logits[logits.len() - logits.len() / tokens..];
+    let reranker = "reranker={positive: 7, negative: 12, prompt: {text: '{query} {document}'}}";
+    for form in
+        [&[][..], &["state=unified", "lengths.fixed=[1, 8]"], &["attention=grouped", "layout=bc1s", "state=host"]]
+    {
+        let room = tempfile::tempdir().unwrap();
+        let model = convert(&source, &room.path().join("b"), &[&[reranker, "context=64"], form].concat());
+        let found = encode::classify(&model, &golden.text).unwrap();
+        assert_eq!(found.len(), 1);
+        assert!((found[0] - (last[7] - last[12])).abs() < 3e-3, "{form:?}: {found:?} {} {}", last[7], last[12]);
+    }
+}
+
+#[test]
+fn a_reranker_joins_pairs_by_its_prompt() {
+    let source = folder::repository("tests/fixtures/families/qwen2-tokenizer");
+    let room = tempfile::tempdir().unwrap();
+    let out = room.path().join("b");
+    let prompt = "{before: \"<|im_start|>user\\n\", text: \"Q: {query}\\nD: {document}\", after: \"<|im_end|>\"}";
+    let reranker = format!("reranker={{positive: 7, negative: 12, prompt: {prompt}}}");
+    let model = convert(&source, &out, &[&reranker, "context=64", "name=reranker"]);
+    let tokenizer = Tokenizer::of(model.bundle(), model.folder()).unwrap();
+    // special tokens in what a client sends are letters
+    let document = "a <|im_end|> b {query}";
+    let pair = encode::text_or_pair(&model, &tokenizer, "the sea", Some(document), false).unwrap();
+    let whole = format!("<|im_start|>user\nQ: the sea\nD: {document}<|im_end|>");
+    assert_eq!(tokenizer.decode(&pair.ids, true).unwrap(), whole);
+    let end = tokenizer.id("<|im_end|>").unwrap();
+    assert_eq!((pair.ids.iter().filter(|id| **id == end).count(), pair.ids.last()), (1, Some(&end)));
+    // a text alone is taken as it is
+    let alone = encode::text_or_pair(&model, &tokenizer, "the sea", None, false).unwrap();
+    assert_eq!(tokenizer.decode(&alone.ids, true).unwrap(), "the sea");
+
+    let server = Server::start(&out, &[]);
+    let body = json!({"query": "the sea", "documents": ["the sea is singing", document]});
+    let answer = server.post("/v1/rerank", &body).json();
+    let score = |index: u64| {
+        let results = answer["results"].as_array().unwrap();
+        results.iter().find(|result| result["index"] == index).unwrap()["relevance_score"].as_f64().unwrap()
+    };
+    let logit = f64::from(encode::classify(&model, &pair).unwrap()[0]);
+    assert!((score(1) - 1.0 / (1.0 + (-logit).exp())).abs() < 1e-6, "{answer}");
+    assert_ne!(score(0), score(1));
+    assert!(server.post("/v1/completions", &json!({"prompt": "a"})).status == 400);
+
+    let refused = |source: &Path, set: &str| {
+        let (source, out) = (source.to_str().unwrap(), room.path().join("refused"));
+        let (code, _, stderr) =
+            folder::run(&["convert", "--source", source, "--out", out.to_str().unwrap(), "--set", set]);
+        assert_ne!(code, 0, "{set}");
+        stderr
+    };
+    let beyond = reranker.replace("positive: 7", "positive: 700000");
+    assert!(refused(&source, &beyond).contains("token 700000 is beyond its"));
+    assert!(refused(&source, &reranker.replace("{query}", "")).contains("it needs {query} exactly once"));
+    assert!(refused(&source, &reranker.replace("12", "7")).contains("reranker.negative"));
+    assert!(refused(&fixture("bert-mean"), &reranker).contains("it doesn't continue texts"));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use anec_manifest::PairPrompt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -79,7 +80,7 @@ impl ModelFacts {
         match &self.task {
             Task::TextGeneration => None,
             Task::TokenClassification(classification) => Some(classification.label_set.band),
-            Task::SequenceClassification(_) => Some(u64::MAX),
+            Task::SequenceClassification(classification) => (!classification.causal).then_some(u64::MAX),
             Task::TextEmbedding(embedding) => embedding.bidirectional.then_some(u64::MAX),
         }
     }
@@ -188,6 +189,13 @@ pub struct SequenceClassification {
     pub labels: Vec<String>,
     /// How the tokens' hidden states become one vector.
     pub pooling: Pooling,
+    /// Whether tokens see only those before them. Then functions have states as those of a model that continues texts,
+    /// and the head is called with the last token's hidden state.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub causal: bool,
+    /// Prompt that joins the two texts of a pair. Without one, the tokenizer joins them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt: Option<PairPrompt>,
 }
 
 /// How a text is labelled.

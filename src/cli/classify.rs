@@ -45,7 +45,8 @@ impl ClassifyArgs {
     fn classify_whole(&self, model: &Arc<LoadedModel>) -> Result<u8> {
         let text: EncodedText = match self.input.text() {
             Some(text) => {
-                Tokenizer::of(model.bundle(), model.folder())?.encode_whole(text, self.pair.as_deref(), true)?
+                let tokenizer = Tokenizer::of(model.bundle(), model.folder())?;
+                encode::text_or_pair(model, &tokenizer, text, self.pair.as_deref(), true)?
             }
             None => self.input.tokens(model)?.into(),
         };

@@ -70,6 +70,9 @@ pub fn open_model(source: &Source, manifest: &Manifest) -> Result<(Box<dyn Famil
     let mut ledger = Ledger::new(source);
     let mut model =
         anec_family::open_with_draft(&mut ledger, manifest.family.as_deref(), &manifest.acknowledge, manifest.draft)?;
+    if let Some(reranker) = &manifest.reranker {
+        model.score_pairs(reranker)?;
+    }
     if let Some(ResidualScale::Factor(factor)) = manifest.numerics.scale {
         model.set_hidden_scale(f64::from(factor));
     }

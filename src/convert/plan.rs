@@ -336,7 +336,7 @@ impl Planner<'_> {
             0 => Vec::new(),
             rows => head_pieces(self.manifest, rows, self.limit(), bytes)?,
         };
-        let name = if facts.is_bidirectional() { "classifier" } else { "lm_head" };
+        let name = if facts.purpose == Purpose::TextGeneration { "lm_head" } else { "classifier" };
         let (count, digits) = (pieces.len(), pieces.len().saturating_sub(1).to_string().len());
         let named = |index| if count == 1 { name.to_owned() } else { format!("{name}_{index:0digits$}") };
         pieces.into_iter().enumerate().map(|(index, rows)| self.package(named(index), stage(rows))).collect()

@@ -17,7 +17,7 @@ use super::resume::{FinishedPackage, Journal};
 use super::tokenizer::{TextFacts, TokenizerFiles};
 use anec_base::{Progress, Result};
 use anec_bundle::{FileDigest, FunctionEntry, HostFacts, PackageEntry, Stage};
-use anec_family::{FamilyModel, HostTensors};
+use anec_family::{FamilyModel, HostTensors, Purpose};
 use anec_manifest::Manifest;
 use anec_package::WriteOptions;
 use anec_quant::ChosenCodes;
@@ -220,7 +220,7 @@ impl ConversionRun<'_> {
             Stage::Layers { first, end } => format!("layers {first} to {}", end - 1),
             Stage::FeedForward { layer } => format!("layer {layer}, feed-forward network"),
             Stage::Experts { layer, first, end } => format!("layer {layer}, experts {first} to {}", end - 1),
-            Stage::Head { first, end } if self.model.facts().is_bidirectional() => {
+            Stage::Head { first, end } if self.model.facts().purpose != Purpose::TextGeneration => {
                 format!("classifier, labels {first} to {}", end - 1)
             }
             Stage::Head { first, end } => format!("LM head, rows {first} to {}", end - 1),

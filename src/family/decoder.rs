@@ -30,7 +30,7 @@ use super::{
 };
 use anec_base::Result;
 use anec_bundle::{HiddenProbe, Port, PortRole, Stage, StatePort, TokenCount};
-use anec_manifest::{HeadOutputs, Largest, Transform};
+use anec_manifest::{HeadOutputs, Largest, Reranker, Transform};
 use anec_mil::{Constant, DataType, Dim, TensorType, ValueId};
 use anec_source::SourceWeight;
 use attention::AttentionPorts;
@@ -447,6 +447,10 @@ impl FamilyModel for Decoder {
 
     fn norms_behind_blocks(&self) -> bool {
         self.config.norms == NormPlacement::Both
+    }
+
+    fn score_pairs(&mut self, reranker: &Reranker) -> Result<()> {
+        Decoder::score_pairs(self, reranker)
     }
 
     fn set_hidden_scale(&mut self, scale: f64) {

@@ -135,13 +135,13 @@ pub(super) fn open(
 fn purpose(keys: &Keys<'_>, pooling: Pooling) -> Result<Purpose, FamilyError> {
     let architecture = keys.strings("architectures")?.and_then(|all| all.first().copied()).unwrap_or_default();
     let of = |task: &str| architecture.ends_with(task);
-    if of("ForSequenceClassification") {
-        // without names there are two labels, as in transformers
-        let labels = match keys.get("id2label") {
-            Some(_) => labels(keys)?,
-            None => numbered_labels(keys, keys.u64("num_labels")?.unwrap_or(2))?,
-        };
-        return Ok(Purpose::SequenceClassification(SequenceClassification { labels, pooling }));
+    if let Some(labels) = text_labels(keys)? {
+        return Ok(Purpose::SequenceClassification(SequenceClassification {
+            labels,
+            pooling,
+            causal: false,
+            prompt: None,
+        }));
     }
     if ["ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice", "ForNextSentencePrediction"]
         .iter()
@@ -151,6 +151,20 @@ fn purpose(keys: &Keys<'_>, pooling: Pooling) -> Result<Purpose, FamilyError> {
         return Err(keys.value("architectures", known));
     }
     Ok(Purpose::TextEmbedding { bidirectional: true, pooling: Pooling::Mean })
+}
+
+/// Labels of a model …ForSequenceClassification; `None` for other models.
+pub(super) fn text_labels(keys: &Keys<'_>) -> Result<Option<Vec<String>>, FamilyError> {
+    let architecture = keys.strings("architectures")?.and_then(|all| all.first().copied()).unwrap_or_default();
+    if !architecture.ends_with("ForSequenceClassification") {
+        return Ok(None);
+    }
+    // without names there are two labels, as in transformers
+    let labels = match keys.get("id2label") {
+        Some(_) => labels(keys)?,
+        None => numbered_labels(keys, keys.u64("num_labels")?.unwrap_or(2))?,
+    };
+    Ok(Some(labels))
 }
 
 /// Reason for leaving out a head for masked tokens.

@@ -106,6 +106,14 @@ pub enum FamilyError {
         /// Problem, as a part of a sentence.
         problem: String,
     },
+    /// The model can't score pairs of texts as the manifest asks.
+    #[error("the model, of family `{family}`, can't score pairs as `reranker` says: {problem}")]
+    Reranker {
+        /// Family of the source.
+        family: String,
+        /// Problem, as a sentence.
+        problem: String,
+    },
     /// A next-token layer is requested, and the source has none.
     #[error("{place}: there is no layer for `draft: mtp` in it (family `{family}`)")]
     NoDraftLayer {
@@ -161,6 +169,9 @@ impl Diagnostic for FamilyError {
             FamilyError::ExpertsInside { .. } => "use `experts: packed`".into(),
             FamilyError::NoDraftLayer { .. } => {
                 "omit `draft`; Qwen3-Next and Qwen3.5 have such a layer in their safetensors files".into()
+            }
+            FamilyError::Reranker { .. } => {
+                "omit `reranker`, or give a decoder that continues texts and the ids of two of its tokens".into()
             }
             FamilyError::Positions { positions, .. } => format!("reduce the context to at most {positions}"),
             FamilyError::PartialHead { .. } => {

@@ -44,6 +44,7 @@ mod layer;
 mod open;
 mod predictor;
 pub mod published;
+mod reranker;
 mod residual_block;
 #[doc(hidden)]
 pub mod rope;
@@ -61,7 +62,7 @@ use anec_bundle::{
 };
 use anec_manifest::{
     ActivationForm, AttentionForm, ExpertsForm, HeadOutputs, KvWrite, LayerDivision, Layout, LinearForm, NormForm,
-    RecurrentForm, Role, RopeForm, StateForm, Transform,
+    RecurrentForm, Reranker, Role, RopeForm, StateForm, Transform,
 };
 use anec_mil::{Dim, Function, FunctionBuilder, Opset, SymbolRange, ValueId};
 use anec_source::SourceWeight;
@@ -340,7 +341,8 @@ impl FamilyFacts {
     pub fn is_bidirectional(&self) -> bool {
         match &self.purpose {
             Purpose::TextGeneration => false,
-            Purpose::TokenClassification(_) | Purpose::SequenceClassification(_) => true,
+            Purpose::TokenClassification(_) => true,
+            Purpose::SequenceClassification(classification) => !classification.causal,
             Purpose::TextEmbedding { bidirectional, .. } => *bidirectional,
         }
     }
@@ -385,6 +387,15 @@ pub trait FamilyModel: Send + Sync {
     /// # Errors
     /// Returns an error if a table can't be computed.
     fn host(&self, context: u64) -> Result<HostTensors>;
+
+    /// Makes a decoder score pairs of texts.
+    ///
+    /// # Errors
+    /// Returns an error if the model doesn't continue texts, or has no such tokens.
+    fn score_pairs(&mut self, _reranker: &Reranker) -> Result<()> {
+        let problem = "it doesn't continue texts".into();
+        Err(FamilyError::Reranker { family: self.facts().family.clone(), problem }.into())
+    }
 
     /// Replaces the family's scale of hidden states, a power of two; the logits don't change.
     fn set_hidden_scale(&mut self, scale: f64);

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value as Json};
 
 use super::config::gguf::FactorTensors;
+use super::config::keys::Keys;
 use super::config::{self, DecoderConfig};
 use super::decoder::Decoder;
 use super::error::FamilyError;
@@ -12,7 +13,7 @@ use super::tensors::{Naming, Tensors, own_name};
 use super::transform::Transformed;
 use super::{FamilyFacts, FamilyModel, Purpose, classifier, encoder, predictor};
 use anec_base::Result;
-use anec_bundle::Pooling;
+use anec_bundle::{Pooling, SequenceClassification};
 use anec_manifest::DraftLayer;
 use anec_source::gguf::GgufMetadata;
 use anec_source::sentence_transformers::{GGUF_DENSE, GGUF_RANK};
@@ -101,6 +102,7 @@ fn open_hugging_face(
         return encoder::open(model_type, &place, config, ledger, acknowledged);
     }
     let row = row_of_type(&place, model_type, config, family)?;
+    let labels = encoder::text_labels(&Keys::new(&place, "", config))?;
     let text = (row.name != model_type).then(|| config::text_config(&place, config, row)).transpose()?;
     let config = DecoderConfig::read(&place, text.as_ref().unwrap_or(config), row, acknowledged)?;
     if text.is_some() {
@@ -120,9 +122,15 @@ fn open_hugging_face(
     if config.bidirectional {
         return encoder::open_gemma(config, row, Naming::HuggingFace, ledger);
     }
-    let purpose = match files.sentence_transformers {
-        Some(_) => Purpose::TextEmbedding { bidirectional: false, pooling: Pooling::Last },
-        None => Purpose::TextGeneration,
+    let purpose = match (labels, &files.sentence_transformers) {
+        (Some(labels), _) => Purpose::SequenceClassification(SequenceClassification {
+            labels,
+            pooling: Pooling::Last,
+            causal: true,
+            prompt: None,
+        }),
+        (None, Some(_)) => Purpose::TextEmbedding { bidirectional: false, pooling: Pooling::Last },
+        (None, None) => Purpose::TextGeneration,
     };
     let draft = draft.filter(|_| row.predicts_tokens() && purpose == Purpose::TextGeneration);
     assemble(config, row, Naming::HuggingFace, purpose, draft, ledger)
@@ -309,8 +317,9 @@ fn assemble(
 ) -> Result<Box<dyn FamilyModel>> {
     let mut tensors = Tensors::new(ledger, naming, row, &config);
     let embedding = tensors.embedding()?;
-    let head = match purpose {
+    let head = match &purpose {
         Purpose::TextEmbedding { .. } => tensors.no_head(&embedding),
+        Purpose::SequenceClassification(found) => tensors.score_head(found.labels.len() as u64)?,
         _ => tensors.head(&embedding)?,
     };
     let per_layer_embedding = tensors.per_layer_embedding(&embedding)?;

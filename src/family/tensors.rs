@@ -188,6 +188,16 @@ impl<'a, 'b> Tensors<'a, 'b> {
         Ok(both.map(|(head, embedding)| head.has_equal_elements(embedding)).transpose()?.is_some_and(|equal| !equal))
     }
 
+    /// Takes the head of a model …ForSequenceClassification.
+    ///
+    /// # Errors
+    /// Returns an error if it is missing or has another shape.
+    pub fn score_head(&mut self, labels: u64) -> Result<Linear> {
+        self.ledger.ignore("lm_head.*", "not needed for labels");
+        let weight = self.matrix("score", labels, self.config.hidden_size, "num_labels, hidden_size")?;
+        Ok(Linear { name: "score", role: Role::LmHead, weight, bias: None })
+    }
+
     /// Stands in for the LM head of an embedding model, which takes none from its file.
     pub fn no_head(&mut self, embedding: &SourceWeight) -> Linear {
         for pattern in ["lm_head.*", "output.weight"] {

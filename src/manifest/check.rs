@@ -44,6 +44,17 @@ pub(super) fn check(manifest: &Manifest) -> Result<(), ManifestError> {
         let problem = format!("{} for {}, expected a number that isn't 0", entry.scale, entry.path.display());
         return Err(ManifestError::value("adapters.scale", problem));
     }
+    if let Some(reranker) = &manifest.reranker {
+        if let Some(place) = reranker.prompt.wrong_place() {
+            return Err(ManifestError::value("reranker.prompt.text", format!("it needs {place} exactly once")));
+        }
+        if manifest.draft.is_some() {
+            return Err(ManifestError::value("draft", "there is nothing to draft for a `reranker`"));
+        }
+        if reranker.positive == reranker.negative {
+            return Err(ManifestError::value("reranker.negative", "it is the token of `positive`, too"));
+        }
+    }
     plan(manifest.quant.plan)?;
     formats(&manifest.quant)?;
     transforms(&manifest.transforms)?;

@@ -37,6 +37,7 @@ mod gates;
 mod load;
 mod numerics;
 mod quant;
+mod reranker;
 mod sizes;
 mod transforms;
 
@@ -60,6 +61,7 @@ pub use quant::{
     Feedback, Granularity, Int8Op, NumberFormat, Overflow, Quant, QuantLayers, QuantOverride, QuantPlan, Role,
     WeightFormat,
 };
+pub use reranker::{PairPrompt, Reranker};
 pub use sizes::{Contexts, HeadOutputs, HeadSplit, Largest, LayerDivision, Lengths, LmHead, Shards};
 pub use transforms::{RotateBy, RotationOptions, Transform, Transforms};
 
@@ -79,6 +81,9 @@ pub struct Manifest {
     /// Model family; read from the source by default, and must agree with it if given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub family: Option<String>,
+    /// Makes a decoder score pairs of texts instead of continuing a text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reranker: Option<Reranker>,
     /// Unknown keys of the source's configuration that are known not to change the maths.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub acknowledge: Vec<String>,
@@ -152,6 +157,7 @@ impl Default for Manifest {
             source: None,
             adapters: Vec::new(),
             family: None,
+            reranker: None,
             acknowledge: Vec::new(),
             context: Contexts::One(2048),
             lengths: Lengths::default(),

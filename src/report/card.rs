@@ -258,7 +258,12 @@ mod tests {
     fn every_task_has_its_name_and_its_command() {
         let labels = |count: usize| {
             let labels = (0..count).map(|label| label.to_string()).collect();
-            Task::SequenceClassification(SequenceClassification { labels, pooling: Pooling::Cls })
+            Task::SequenceClassification(SequenceClassification {
+                labels,
+                pooling: Pooling::Cls,
+                causal: false,
+                prompt: None,
+            })
         };
         let embedding = TextEmbedding {
             bidirectional: true,

@@ -167,6 +167,26 @@ impl HostProduct {
     }
 }
 
+/// Tokenizes a text or a pair of texts for [`classify`]. With `special`, special tokens spelled out in the texts become
+/// those tokens.
+///
+/// # Errors
+/// If the tokenizer fails.
+pub fn text_or_pair(
+    model: &LoadedModel,
+    tokenizer: &Tokenizer,
+    text: &str,
+    second: Option<&str>,
+    special: bool,
+) -> Result<EncodedText, RuntimeError> {
+    let prompt = model.bundle().model.sequence_classification().and_then(|found| found.prompt.as_ref());
+    let Some((prompt, second)) = prompt.zip(second) else { return tokenizer.encode_whole(text, second, special) };
+    let mut ids = tokenizer.encode(&prompt.before)?;
+    ids.extend(tokenizer.encode_rest_literal(&prompt.filled(text, second))?);
+    ids.extend(tokenizer.encode_rest(&prompt.after)?);
+    Ok(ids.into())
+}
+
 /// Returns the logits of the labels of a text, or of a pair of texts.
 ///
 /// # Errors
@@ -175,6 +195,9 @@ pub fn classify(model: &Arc<LoadedModel>, text: &EncodedText) -> Result<Vec<f32>
     let Some(classification) = model.bundle().model.sequence_classification() else {
         return Err(RuntimeError::NoTextLabels { path: model.folder().to_owned() }.into());
     };
+    if classification.causal {
+        return Ok(model.session(text.ids.len() as u64)?.forward(&text.ids, &ForwardOptions::last())?.logits);
+    }
     let states = states(model, text)?;
     let pooled = pool(&states, model.bundle().model.hidden_size as usize, classification.pooling);
     model.session(1)?.force_head(&pooled)

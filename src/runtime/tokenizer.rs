@@ -213,6 +213,15 @@ impl Tokenizer {
         call(|| tokenizer.encode_fast(text, true)).map(|encoding| encoding.get_ids().to_vec())
     }
 
+    /// Tokenizes untrusted text as [`Tokenizer::encode_rest`] does, but treats special tokens in it as plain text.
+    ///
+    /// # Errors
+    /// If the tokenizer fails.
+    pub fn encode_rest_literal(&self, text: &str) -> Result<Vec<u32>, RuntimeError> {
+        let tokenizer = self.literal(&[text]);
+        call(|| tokenizer.encode_fast(text, false)).map(|encoding| encoding.get_ids().to_vec())
+    }
+
     /// Tokenizes a text, or a pair of texts, with token types, for models that read it whole. With `special`, special
     /// tokens spelled out in the texts become those tokens.
     ///

@@ -16,6 +16,7 @@ use super::parameters::{Defaults, Parameters};
 use super::tools::Tools;
 use anec_base::Result;
 use anec_runtime::chat::{Chat, ChatTemplate, Message};
+use anec_runtime::encode::text_or_pair;
 use anec_runtime::reasoning::{AnswerReader, AnswerSyntax};
 use anec_runtime::tools::CallSyntax;
 use anec_runtime::{Chunking, ForwardOptions};
@@ -463,7 +464,7 @@ impl Service {
         for text in [Some(text), second].into_iter().flatten() {
             self.tokenizer.check_length(text, context).map_err(|error| self.unreadable(error, field))?;
         }
-        Ok(self.tokenizer.encode_whole(text, second, false)?)
+        Ok(text_or_pair(&self.model, &self.tokenizer, text, second, false)?)
     }
 
     /// Returns whether the model reasons before it answers conversations.
