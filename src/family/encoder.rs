@@ -133,7 +133,7 @@ pub(super) fn open(
 
 /// Task by the configuration; `pooling` is that of the family's classifiers.
 fn purpose(keys: &Keys<'_>, pooling: Pooling) -> Result<Purpose, FamilyError> {
-    let architecture = keys.strings("architectures")?.and_then(|all| all.first().copied()).unwrap_or_default();
+    let architecture = architecture(keys)?;
     let of = |task: &str| architecture.ends_with(task);
     if let Some(labels) = text_labels(keys)? {
         return Ok(Purpose::SequenceClassification(SequenceClassification {
@@ -153,9 +153,14 @@ fn purpose(keys: &Keys<'_>, pooling: Pooling) -> Result<Purpose, FamilyError> {
     Ok(Purpose::TextEmbedding { bidirectional: true, pooling: Pooling::Mean })
 }
 
+/// Class of the model in transformers; empty if there is none.
+fn architecture<'a>(keys: &Keys<'a>) -> Result<&'a str, FamilyError> {
+    Ok(keys.strings("architectures")?.and_then(|all| all.first().copied()).unwrap_or_default())
+}
+
 /// Labels of a model …ForSequenceClassification; `None` for other models.
 pub(super) fn text_labels(keys: &Keys<'_>) -> Result<Option<Vec<String>>, FamilyError> {
-    let architecture = keys.strings("architectures")?.and_then(|all| all.first().copied()).unwrap_or_default();
+    let architecture = architecture(keys)?;
     if !architecture.ends_with("ForSequenceClassification") {
         return Ok(None);
     }

@@ -193,7 +193,7 @@ impl Tokenizer {
     /// # Errors
     /// If the tokenizer fails.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, RuntimeError> {
-        call(|| self.tokenizer.encode_fast(text, true)).map(|encoding| encoding.get_ids().to_vec())
+        ids(&self.tokenizer, text, true)
     }
 
     /// Tokenizes a text that already contains its begin token, such as a rendered chat.
@@ -201,7 +201,7 @@ impl Tokenizer {
     /// # Errors
     /// If the tokenizer fails.
     pub fn encode_rest(&self, text: &str) -> Result<Vec<u32>, RuntimeError> {
-        call(|| self.tokenizer.encode_fast(text, false)).map(|encoding| encoding.get_ids().to_vec())
+        ids(&self.tokenizer, text, false)
     }
 
     /// Tokenizes untrusted text as [`Tokenizer::encode`] does, but treats special tokens in it as plain text.
@@ -209,8 +209,7 @@ impl Tokenizer {
     /// # Errors
     /// If the tokenizer fails.
     pub fn encode_literal(&self, text: &str) -> Result<Vec<u32>, RuntimeError> {
-        let tokenizer = self.literal(&[text]);
-        call(|| tokenizer.encode_fast(text, true)).map(|encoding| encoding.get_ids().to_vec())
+        ids(self.literal(&[text]), text, true)
     }
 
     /// Tokenizes untrusted text as [`Tokenizer::encode_rest`] does, but treats special tokens in it as plain text.
@@ -218,8 +217,7 @@ impl Tokenizer {
     /// # Errors
     /// If the tokenizer fails.
     pub fn encode_rest_literal(&self, text: &str) -> Result<Vec<u32>, RuntimeError> {
-        let tokenizer = self.literal(&[text]);
-        call(|| tokenizer.encode_fast(text, false)).map(|encoding| encoding.get_ids().to_vec())
+        ids(self.literal(&[text]), text, false)
     }
 
     /// Tokenizes a text, or a pair of texts, with token types, for models that read it whole. With `special`, special
@@ -385,6 +383,11 @@ impl Spelling {
 /// Calls the tokenizers crate.
 fn call<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, RuntimeError> {
     trial::guarded(work).map_err(|problem| RuntimeError::Tokenizer { problem })
+}
+
+/// Tokens of a text, with those that stand at its ends if `ends`.
+fn ids(tokenizer: &tokenizers::Tokenizer, text: &str, ends: bool) -> Result<Vec<u32>, RuntimeError> {
+    call(|| tokenizer.encode_fast(text, ends)).map(|encoding| encoding.get_ids().to_vec())
 }
 
 fn encoded(encoding: &Encoding) -> EncodedText {
