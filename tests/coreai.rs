@@ -1,12 +1,14 @@
 //! Assets of Core AI: read, written, and made from packages. What Apple's runtime says of them is in
 //! `coreai_runtime.rs`.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use anec::coreai::inventory::AssetInventory;
 use anec::coreai::migrate::{MigrateOptions, migrate};
 use anec::coreai::{self, Asset, AssetOptions};
 use anec::package;
+use serde_json::Value as Json;
 
 use crate::common::folder::{repository, run};
 
@@ -168,4 +170,43 @@ fn an_asset_has_another_name_or_is_refused() {
     let module = apples("activations").module;
     let error = coreai::write(&module, std::path::Path::new("x.mlpackage"), &AssetOptions::default()).unwrap_err();
     assert_eq!(error.to_string(), "x.mlpackage: the name of an asset ends in `.aimodel`");
+}
+
+/// A conversion to Core AI is measured as one to Core ML: by the packages that its asset is made of. The rules for
+/// assets are applied to the result.
+#[test]
+fn a_conversion_is_measured_and_its_asset_judged_by_the_rules() {
+    let folder = tempfile::tempdir().unwrap();
+    let convert = |format: &str| {
+        let out = folder.path().join(format).to_str().unwrap().to_owned();
+        let (status, text, errors) = run(&["convert", "demo", "--set", &format!("format={format}"), "--out", &out]);
+        assert_eq!(status, 0, "{errors}");
+        let report: Json = serde_json::from_slice(&std::fs::read(format!("{out}/report.json")).unwrap()).unwrap();
+        let mut quality = report["quality"].as_object().unwrap_or_else(|| panic!("not measured: {text}")).clone();
+        quality.remove("seconds");
+        (out, quality)
+    };
+    let [(_, of_coreml), (bundle, of_coreai)] = ["coreml", "coreai"].map(convert);
+    assert_eq!(of_coreml, of_coreai);
+    assert!(of_coreai["tokens"].as_u64().unwrap() > 100);
+
+    let names = |path: &PathBuf| {
+        let (status, text, errors) = run(&["inspect", path.to_str().unwrap(), "--json"]);
+        assert_eq!(status, 0, "{errors}");
+        let shown: Json = serde_json::from_str(&text).unwrap();
+        let findings = shown["forecast"].as_array().unwrap().iter();
+        findings.map(|finding| finding["rule"].as_str().unwrap().to_owned()).collect::<BTreeSet<_>>()
+    };
+    let [own, apples] = [format!("{bundle}/demo.aimodel"), "tests/fixtures/coreai/functions.aimodel".into()];
+    assert_eq!(
+        names(&repository(&apples)),
+        BTreeSet::from(["asset-float32", "asset-last-axis-of-one", "asset-ports"].map(String::from))
+    );
+    let own = names(&PathBuf::from(own));
+    let (status, text, errors) = run(&["validate", &bundle, "--structure", "--forecast", "--json"]);
+    assert_eq!(status, 0, "{errors}");
+    let shown: Json = serde_json::from_str(&text).unwrap();
+    let forecast = shown["forecast"].as_array().unwrap().iter();
+    assert_eq!(forecast.map(|finding| finding["rule"].as_str().unwrap().to_owned()).collect::<BTreeSet<_>>(), own);
+    assert!(!own.contains("asset-dynamic-shapes") && !own.contains("asset-slice-update"), "{own:?}");
 }

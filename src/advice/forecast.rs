@@ -76,17 +76,25 @@ pub fn forecast(
 fn finding(rule: &Rule, package: &str, function: Option<&str>, found: &[String]) -> ForecastFinding {
     let more = found.len().saturating_sub(MAX_NAMED);
     let tail = if more > 0 { format!(" and {more} more") } else { String::new() };
-    ForecastFinding {
-        rule: rule.id.clone(),
-        severity: rule.severity,
-        package: package.to_owned(),
-        function: function.map(str::to_owned),
-        found: found.iter().take(MAX_NAMED).cloned().collect::<Vec<_>>().join(", ") + &tail,
-        count: found.len(),
-        chips: rule.chips.clone(),
-        systems: rule.systems.clone(),
-        remedy: rule.remedy.clone(),
-        evidence: rule.evidence.clone(),
+    let named = found.iter().take(MAX_NAMED).cloned().collect::<Vec<_>>().join(", ") + &tail;
+    ForecastFinding::new(rule, package, function, named, found.len())
+}
+
+impl ForecastFinding {
+    /// Finding of a rule in so many places.
+    pub(crate) fn new(rule: &Rule, package: &str, function: Option<&str>, found: String, count: usize) -> Self {
+        ForecastFinding {
+            rule: rule.id.clone(),
+            severity: rule.severity,
+            package: package.to_owned(),
+            function: function.map(str::to_owned),
+            found,
+            count,
+            chips: rule.chips.clone(),
+            systems: rule.systems.clone(),
+            remedy: rule.remedy.clone(),
+            evidence: rule.evidence.clone(),
+        }
     }
 }
 
@@ -131,7 +139,7 @@ fn applies(rule: &Rule, function: &Function) -> Vec<String> {
             }
             found
         }
-        Applies::Weights(_) => Vec::new(),
+        Applies::Weights(_) | Applies::Asset(_) => Vec::new(),
     }
 }
 

@@ -15,6 +15,7 @@
 //! | `chips` | `tables/chips.yaml`: published facts about chips |
 //! | [`rules`] | `tables/ane-rules.yaml`, `tables/errors.yaml`: obstacles to the Neural Engine; error codes |
 //! | `forecast` | the rules applied to a program |
+//! | `asset` | the rules applied to an asset of Core AI |
 //! | [`speed`] | predicted time of a call, and `tables/speeds.yaml`, the measurements behind it |
 //! | `predict` | predicted speed, memory and first load of a conversion on a chip |
 //! | [`search`](mod@search) | the manifest with the least predicted time |
@@ -24,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 pub mod arithmetic;
+mod asset;
 mod chips;
 mod forecast;
 mod predict;
@@ -32,6 +34,7 @@ pub mod search;
 pub mod speed;
 pub mod tables;
 
+pub use asset::forecast_asset;
 pub use chips::{Chip, ChipError, ChipTable, ChipTarget};
 pub use forecast::{ForecastFinding, forecast};
 pub use predict::{ChipPrediction, ContextPrediction, predict};

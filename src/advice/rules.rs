@@ -115,6 +115,42 @@ pub enum Applies {
     Constant(ConstantPattern),
     /// All ops of a function.
     Program(ProgramPattern),
+    /// Parts of a graph in an asset of Core AI.
+    Asset(AssetPattern),
+}
+
+/// Pattern of parts of a graph in an asset of Core AI; every given key must match.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AssetPattern {
+    /// Part that the rule is about.
+    pub part: AssetPart,
+    /// Element type is one of these.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub elements: Vec<String>,
+    /// Rank is larger.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank_above: Option<usize>,
+    /// A dimension has no fixed size.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dynamic: bool,
+    /// The last of several axes has the size 1.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub last_axis_of_one: bool,
+}
+
+/// Part of a graph in an asset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AssetPart {
+    /// Results of operations.
+    Result,
+    /// Inputs, outputs and states.
+    Port,
+    /// Constants that are expanded by scales.
+    Scaled,
+    /// Writes of slices at computed indices.
+    ComputedWrite,
 }
 
 /// Pattern of compute ops; every given key must match.
@@ -295,6 +331,7 @@ fn contains_word(text: &str, word: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use anec_coreai::aicode::ElementType;
     use std::collections::BTreeSet;
 
     #[test]
@@ -373,6 +410,11 @@ mod tests {
             let (operators, dtypes) = match &rule.applies {
                 Applies::Op(pattern) => (&pattern.operators, &pattern.dtypes),
                 Applies::Constexpr(pattern) => (&pattern.operators, &pattern.dtypes),
+                Applies::Asset(pattern) => {
+                    let known = |name: &String| ElementType::all().any(|element| element.name() == name);
+                    assert!(pattern.elements.iter().all(known), "{}: {:?}", rule.id, pattern.elements);
+                    continue;
+                }
                 _ => continue,
             };
             for dtype in dtypes {

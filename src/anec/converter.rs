@@ -11,10 +11,12 @@ use anec_calibrate::sensitivity::{self, Sensitivities, SensitivityOptions};
 use anec_calibrate::{calibrate, plan};
 use anec_convert::plan::ConvertPlan;
 use anec_convert::report::{ConvertReport, FILE_NAME as REPORT, QualityReport};
-use anec_convert::{ConvertOptions, ConvertedBundle, Outcome, convert, convert_chosen, files, notes, open, output};
+use anec_convert::{
+    Choose, ConvertOptions, ConvertSteps, ConvertedBundle, Outcome, convert, convert_with, files, notes, open, output,
+};
 use anec_exec::Precision;
 use anec_manifest::{
-    Feedback, LmHead, Manifest, Numerics, Quant, QuantOverride, QuantPlan, ResidualScale, WeightFormat,
+    Feedback, LmHead, Manifest, Numerics, ProgramFormat, Quant, QuantOverride, QuantPlan, ResidualScale, WeightFormat,
 };
 use anec_runtime::{Chunking, ForwardOptions, LoadedModel, Tokenizer};
 use anec_validate::numerics::residual_scale;
@@ -187,31 +189,25 @@ impl Converter {
         options.replace = self.replace;
         options.progress = self.progress.clone();
         options.check_tokenizer = Some(|name, content| Ok(Tokenizer::check_steps(name, content)?));
-        let mut outcome = if calibrated.quant.is_calibrated() {
-            convert_chosen(&options, &|folder| calibrate(&calibrated, folder, &self.progress))?
-        } else {
-            convert(&options)?
-        };
-        if let Outcome::Written(written) = &mut outcome {
-            let planned = plan.is_some();
-            written.report.plan = plan;
-            let measured = self.measure && self.measure_quality(&calibrated, written);
-            if planned || measured {
-                files::write_json(&written.path.join(REPORT), &written.report)?;
+        let choose = |folder: &Path| calibrate(&calibrated, folder, &self.progress);
+        let measure = |written: &mut ConvertedBundle| {
+            written.report.plan = plan.clone();
+            if self.measure {
+                self.measure_quality(&calibrated, written);
             }
-        }
-        Ok(outcome)
+        };
+        let choose: Option<Choose<'_>> = if calibrated.quant.is_calibrated() { Some(&choose) } else { None };
+        convert_with(&options, ConvertSteps { choose, measure: Some(&measure) })
     }
 
-    /// Adds the quality of a converted model to its report; returns whether anything was added. An error is a note,
-    /// because the bundle is complete.
-    fn measure_quality(&self, manifest: &Manifest, written: &mut ConvertedBundle) -> bool {
+    /// Adds the quality of a converted model to its report. An error is a note, because the bundle is complete.
+    fn measure_quality(&self, manifest: &Manifest, written: &mut ConvertedBundle) {
         let mut tensors = written.report.packages.iter().flat_map(|package| &package.tensors);
         let model = &written.bundle.model;
         let is_quantized = tensors.any(|tensor| tensor.granularity.is_some());
         let has_text = model.task == Task::TextGeneration && Tokenizer::of(&written.bundle, &written.path).is_ok();
         if !is_quantized || !has_text || weights(&written.report) > MEASURED_WEIGHTS {
-            return false;
+            return;
         }
         match self.quality(manifest, written) {
             Ok(quality) => {
@@ -220,7 +216,6 @@ impl Converter {
             }
             Err(error) => written.report.notes.push(format!("the quality was not measured: {error}")),
         }
-        true
     }
 
     fn quality(&self, manifest: &Manifest, written: &ConvertedBundle) -> Result<QualityReport> {
@@ -333,7 +328,10 @@ pub(crate) fn unquantized(manifest: &Manifest, scratch: &Path, progress: &Progre
         ..manifest.quant.clone()
     };
     let folder = scratch.join("bundle");
-    let mut options = ConvertOptions::new(Manifest { quant, lm_head: LmHead::default(), ..manifest.clone() });
+    // the executor runs packages
+    let (format, contract) = (ProgramFormat::Coreml, None);
+    let plain = Manifest { quant, format, contract, lm_head: LmHead::default(), ..manifest.clone() };
+    let mut options = ConvertOptions::new(plain);
     (options.out, options.progress) = (Some(folder.clone()), progress.clone());
     convert(&options)?;
     LoadedModel::on_cpu(&folder, Precision::F32)

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use anec_advice::{ChipPrediction, ChipTable, ForecastFinding, forecast, predict};
+use anec_advice::{ChipPrediction, ChipTable, predict};
 use anec_base::{ContentDigest, Diagnostic, Fault, FileError, Progress, Result, clock, input};
 use anec_bundle::{Bundle, BundleError, FILE_NAME, FileDigest};
 use anec_convert::open::open_shapes;
@@ -17,6 +17,7 @@ use anec_validate::verdict;
 use serde_json::Value as Json;
 
 use crate::cache::{BundleCache, CacheRecord, incomplete};
+use crate::validator::forecast_of;
 
 /// File name of the model card.
 const CARD: &str = "README.md";
@@ -253,6 +254,7 @@ impl Push {
         let base =
             anec_source::hub::Location::parse(&bundle.source.name).ok().flatten().map(|location| location.repository);
         let asked = || hub?.license(base.as_deref()?).ok().flatten();
+        let forecast: Vec<_> = bundle.packages.iter().map(|entry| forecast_of(folder, entry)).collect::<Result<_>>()?;
         let card_facts = CardFacts {
             repository: repository.to_owned(),
             license: facts.license.clone().or_else(asked),
@@ -260,7 +262,7 @@ impl Push {
             gates,
             bench,
             predictions,
-            forecast: forecast_of(folder, &bundle)?,
+            forecast: forecast.into_iter().flatten().collect(),
         };
         let card = card(&bundle, converted.as_ref(), &card_facts);
         let inline = |path: &str, bytes: Vec<u8>| Upload { path: path.into(), content: UploadContent::Bytes(bytes) };
@@ -345,20 +347,11 @@ fn predictions(bundle: &Bundle, chips: &[String]) -> Result<Vec<ChipPrediction>>
     let plan = ConvertPlan::new(&bundle.manifest, &*opened.model)?;
     let planned = plan.packages.iter().map(|package| (format!("{}.mlpackage", package.name), package.weight_bytes));
     let own = bundle.packages.iter().map(|package| (package.package.clone(), package.weight_bytes));
-    if !planned.eq(own) {
+    // an asset of Core AI holds all planned packages
+    if bundle.manifest.format.is_coreml() && !planned.eq(own) {
         return Err(ShareError::OtherPlan { origin: bundle.source.name.clone() }.into());
     }
     predict(&bundle.manifest, &*opened.model, &plan, &targets)
-}
-
-/// Forecast findings for the packages of a bundle.
-fn forecast_of(folder: &Path, bundle: &Bundle) -> Result<Vec<ForecastFinding>> {
-    let mut findings = Vec::new();
-    for entry in &bundle.packages {
-        let package = anec_package::open(&folder.join(&entry.package))?;
-        findings.extend(forecast(&entry.package, &package.program, entry.weight_bytes, &[]));
-    }
-    Ok(findings)
 }
 
 impl BundleCache {

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anec_advice::forecast;
+use anec_advice::{ForecastFinding, forecast, forecast_asset};
 use anec_base::{Fault, FileError, Progress, ProgressEvent, Result};
-use anec_bundle::{Bundle, FILE_NAME};
+use anec_bundle::{Bundle, FILE_NAME, PackageEntry};
 use anec_convert::files;
 use anec_coreai::bridge::BridgeOptions;
 use anec_coreml::CoreMl;
@@ -222,15 +222,13 @@ impl Validator {
         }
         let mut report = GatesReport::new(&bundle.name, gates);
         report.digest = Some(bundle.digest());
-        if self.forecast {
-            report.forecast = Some(Vec::new());
-        }
+        // the structure gate reports unreadable packages
+        report.forecast = self.forecast.then(|| {
+            let found = bundle.packages.iter().filter_map(|entry| forecast_of(folder, entry).ok());
+            found.flatten().collect()
+        });
         for entry in &bundle.packages {
-            // the structure gate reports unreadable packages
             let Ok(package) = package::open(&folder.join(&entry.package)) else { continue };
-            if let Some(findings) = &mut report.forecast {
-                findings.extend(forecast(&entry.package, &package.program, entry.weight_bytes, &[]));
-            }
             report.packages.push(PackageFacts::of(&entry.package, &package));
         }
         report.add_quantization(folder);
@@ -398,6 +396,20 @@ fn tried(before: &[GateReport], gate: &str, result: Result<GateReport>) -> Resul
         }
         other => other,
     }
+}
+
+/// The forecast of the rules for a package of a bundle, or for its asset of Core AI.
+///
+/// # Errors
+/// When it can't be read.
+pub(crate) fn forecast_of(folder: &Path, entry: &PackageEntry) -> Result<Vec<ForecastFinding>> {
+    let path = folder.join(&entry.package);
+    if entry.is_asset() {
+        let inventory = anec_coreai::open(&path)?.inventory();
+        return Ok(forecast_asset(&entry.package, &inventory, &[]));
+    }
+    let package = package::open(&path)?;
+    Ok(forecast(&entry.package, &package.program, entry.weight_bytes, &[]))
 }
 
 fn file_name(path: &Path) -> String {

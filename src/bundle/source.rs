@@ -1,6 +1,7 @@
 //! Source of the weights, and files of the bundle.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -66,6 +67,11 @@ pub struct PackageEntry {
 }
 
 impl PackageEntry {
+    /// Whether this is an asset of Core AI.
+    pub fn is_asset(&self) -> bool {
+        Path::new(&self.package).extension().is_some_and(|extension| extension == "aimodel")
+    }
+
     /// One digest of all files.
     pub fn digest(&self) -> ContentDigest {
         FileDigest::of_all(&self.files)

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::usage::UsageError;
 use super::{demo_model, print, print_json, progress};
+use anec::advice::forecast_asset;
 use anec::base::Result;
 use anec::bundle::{self, Bundle};
 use anec::coreai;
@@ -55,10 +56,12 @@ impl InspectArgs {
             Kind::Asset => {
                 self.no_program("an asset of Core AI")?;
                 let inventory = coreai::open(&path)?.inventory();
+                let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+                let rules = forecast_asset(&name, &inventory, &[]);
                 if self.json {
-                    print_json(&inspection::asset_json(&inventory));
+                    print_json(&inspection::asset_json(&inventory, &rules));
                 } else {
-                    print(&inspection::asset(&path, &inventory));
+                    print(&inspection::asset(&path, &inventory, &rules));
                 }
             }
             Kind::Package => {

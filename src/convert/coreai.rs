@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anec_base::{FileError, Progress, Result};
 use anec_bundle::{Bundle, FileDigest, PackageEntry};
-use anec_coreai::assemble::assemble;
+use anec_coreai::assemble::{self, Assembly};
 use anec_coreai::lower::LoweringChoices;
 use anec_coreai::{AssetMetadata, AssetOptions};
 use anec_manifest::{Manifest, QuantOverride, WeightFormat};
@@ -20,15 +20,26 @@ pub(super) fn note(manifest: &Manifest) -> Option<String> {
     })
 }
 
-/// Lowers the packages of a bundle to `NAME.aimodel` beside them, and removes them. A run that is killed here goes on
-/// with the packages that are there.
+/// Lowers the packages of a bundle to one asset.
 ///
 /// # Errors
-/// When Core AI can't express a program, or the system refuses.
-pub(super) fn link(bundle: &Bundle, folder: &Path, progress: &Progress) -> Result<Bundle> {
-    let asset = format!("{}.aimodel", bundle.name);
+/// When Core AI can't express a program, or a package can't be read.
+pub(super) fn assemble(bundle: &Bundle, folder: &Path) -> Result<Assembly> {
+    assemble::assemble(bundle, folder, &asset_name(bundle), LoweringChoices::default())
+}
+
+fn asset_name(bundle: &Bundle) -> String {
+    format!("{}.aimodel", bundle.name)
+}
+
+/// Writes the asset of a bundle beside its packages, and removes them. A run that is killed here goes on with the
+/// packages that are there.
+///
+/// # Errors
+/// When the system refuses.
+pub(super) fn link(assembly: Assembly, bundle: &Bundle, folder: &Path, progress: &Progress) -> Result<Bundle> {
+    let asset = asset_name(bundle);
     progress.stage(&asset);
-    let assembly = assemble(bundle, folder, &asset, LoweringChoices::default())?;
     let mut options = AssetOptions::default();
     options.replace = true;
     options.metadata = AssetMetadata { description: bundle.name.clone(), ..Default::default() };
@@ -41,7 +52,7 @@ pub(super) fn link(bundle: &Bundle, folder: &Path, progress: &Progress) -> Resul
     let files = written.files.iter().map(in_bundle).collect();
     let entry = PackageEntry { package: asset.clone(), compiled: None, weight_bytes: written.weight_bytes, files };
     let linked = assembly.in_bundle(bundle, entry);
-    // the packages are mapped by the assembly
+    // it maps the packages
     drop(assembly);
     for package in &bundle.packages {
         let path = folder.join(&package.package);

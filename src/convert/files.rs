@@ -9,7 +9,7 @@ use super::error::ConvertError;
 use anec_base::ContentDigest;
 use anec_base::Result;
 use anec_bundle::FileDigest;
-use anec_package::stream::{self, FilePart, NotWritten, StreamSummary};
+use anec_package::stream::{self, Blake3Pieces, FilePart, NotWritten, StreamSummary};
 
 /// Writes a file.
 ///
@@ -26,7 +26,7 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<FileDigest, ConvertError> {
 /// If a part can't be produced or the file can't be written.
 pub fn write_parts(path: &Path, parts: &[FilePart<'_>], written: &(dyn Fn(usize, u64) + Sync)) -> Result<FileDigest> {
     let output = OutputFile::create(path)?;
-    match stream::write_parts(output.file(), parts, written) {
+    match stream::write_parts::<Blake3Pieces>(output.file(), parts, written) {
         Ok(summary) => {
             output.commit()?;
             Ok(digest(path, summary))

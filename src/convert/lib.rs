@@ -68,6 +68,8 @@ mod workload;
 pub use error::ConvertError;
 pub use estimate::{Estimate, FormEstimate};
 pub use exported::ExportError;
-pub use pipeline::{Choose, Chosen, ConvertOptions, ConvertedBundle, Outcome, convert, convert_chosen, convert_opened};
+pub use pipeline::{
+    Choose, Chosen, ConvertOptions, ConvertSteps, ConvertedBundle, Outcome, convert, convert_opened, convert_with,
+};
 pub use size::WeightUse;
 pub use workload::Workload;

@@ -91,12 +91,21 @@ pub fn convert(options: &ConvertOptions) -> Result<Outcome> {
     convert_opened(options, &open_observed(&options.manifest, &options.progress)?)
 }
 
-/// Converts like [`convert`], with codes from `choose`, which is called if anything has to be written.
+/// Converts like [`convert`], with steps of the caller, which are called if anything has to be written.
 ///
 /// # Errors
-/// Returns any error from [`convert`] and from `choose`.
-pub fn convert_chosen(options: &ConvertOptions, choose: Choose<'_>) -> Result<Outcome> {
-    write(options, &open_observed(&options.manifest, &options.progress)?, Some(choose))
+/// Returns any error from [`convert`] and from [`ConvertSteps::choose`].
+pub fn convert_with(options: &ConvertOptions, steps: ConvertSteps<'_>) -> Result<Outcome> {
+    write(options, &open_observed(&options.manifest, &options.progress)?, steps)
+}
+
+/// Steps of a conversion that need more than this crate.
+#[derive(Clone, Copy, Default)]
+pub struct ConvertSteps<'a> {
+    /// Chooses codes.
+    pub choose: Option<Choose<'a>>,
+    /// Adds to the report of a complete bundle of packages, before it gets its name or becomes an asset of Core AI.
+    pub measure: Option<&'a dyn Fn(&mut ConvertedBundle)>,
 }
 
 /// Function that chooses codes, given a folder: empty, or that of an interrupted run with the same manifest and source.
@@ -118,10 +127,10 @@ pub fn convert_opened(options: &ConvertOptions, opened: &Opened) -> Result<Outco
     if options.manifest.quant.is_calibrated() {
         return Err(ConvertError::NotCalibrated.into());
     }
-    write(options, opened, None)
+    write(options, opened, ConvertSteps::default())
 }
 
-fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) -> Result<Outcome> {
+fn write(options: &ConvertOptions, opened: &Opened, steps: ConvertSteps<'_>) -> Result<Outcome> {
     let begin = Instant::now();
     let Opened { source, model, ledger } = opened;
     if options.manifest.numerics.scale == Some(ResidualScale::Auto) {
@@ -153,7 +162,7 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
         host.projections = projections(source)?;
     }
     let calibration = partial.join(journal.calibration());
-    let chosen = match choose.map(|choose| choose_in(&calibration, choose)).transpose() {
+    let chosen = match steps.choose.map(|choose| choose_in(&calibration, choose)).transpose() {
         Ok(chosen) => chosen,
         Err(error) => {
             journal.discard_after(&error, &partial);
@@ -187,10 +196,8 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
     if options.compile && manifest.format.is_coreml() {
         run.compile(&mut written.packages)?;
     }
-    let mut bundle = bundle(&run, &written, name, digests::source_facts(source)?, ledger)?;
-    if !manifest.format.is_coreml() {
-        bundle = coreai::link(&bundle, &partial, &options.progress)?;
-    }
+    let bundle = bundle(&run, &written, name, digests::source_facts(source)?, ledger)?;
+    let assembly = (!manifest.format.is_coreml()).then(|| coreai::assemble(&bundle, &partial)).transpose()?;
     let run_report = run_report(&bundle, source, begin.elapsed().as_secs_f64(), resumed_packages);
     let mut report = ConvertReport {
         anec_version: bundle.anec_version.clone(),
@@ -207,13 +214,22 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
     report.notes.extend(notes::of_source(&manifest, source, &bundle));
     report.notes.extend(written.text.notes.iter().cloned());
     report.notes.extend(written.text.unreadable.as_deref().map(notes::of_tokenizer));
-    files::write_json(&partial.join(report::FILE_NAME), &report)?;
-    files::write_json(&partial.join(anec_bundle::FILE_NAME), &bundle)?;
     drop(chosen);
+    let mut converted = ConvertedBundle { path: partial.clone(), bundle, report };
+    let describe = |bundle: &Bundle| files::write_json(&partial.join(anec_bundle::FILE_NAME), bundle);
+    describe(&converted.bundle)?;
+    if let Some(measure) = steps.measure {
+        measure(&mut converted);
+    }
+    if let Some(assembly) = assembly {
+        converted.bundle = coreai::link(assembly, &converted.bundle, &partial, &options.progress)?;
+        describe(&converted.bundle)?;
+    }
+    files::write_json(&partial.join(report::FILE_NAME), &converted.report)?;
     journal.remove_calibration(&partial)?;
     output::publish(&partial, &path)?;
     options.progress.finish();
-    Ok(Outcome::Written(Box::new(ConvertedBundle { path, bundle, report })))
+    Ok(Outcome::Written(Box::new(ConvertedBundle { path, ..converted })))
 }
 
 /// Description of the written files.

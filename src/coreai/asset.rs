@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anec_base::{ContentDigest, FileError, MappedFile, Result, clock, input, json};
+use anec_base::{ContentDigest, FileError, MappedFile, Result, clock, hexadecimal, input, json};
 use anec_mil::Content;
 use anec_package::blob::WriteProgress;
 use anec_package::stream::{FilePart, NotWritten, write_parts};
@@ -265,7 +265,7 @@ pub fn write(module: &AiModule, path: &Path, options: &AssetOptions<'_>) -> Resu
             progress(WriteProgress::Written(bytes));
         }
     };
-    let summary = match write_parts(&file, &parts, &progress) {
+    let summary = match write_parts::<Sha256>(&file, &parts, &progress) {
         Ok(summary) => summary,
         Err(NotWritten::File { action, source }) => return Err(FileError::of(&bytecode, action)(source).into()),
         Err(NotWritten::Part { index, cause }) => {
@@ -274,32 +274,20 @@ pub fn write(module: &AiModule, path: &Path, options: &AssetOptions<'_>) -> Resu
         }
     };
     drop(file);
-    let digest = sha256_of(&bytecode)?;
     let metadata = options.metadata.to_json();
-    let mut files = vec![written(BYTECODE, summary.bytes, &ContentDigest::blake3(&summary.digest))];
-    for (name, bytes) in [(DIGEST, &digest[..]), (METADATA, &metadata[..])] {
+    let digest = ContentDigest::Sha256(hexadecimal(&summary.digest));
+    let mut files = vec![written(BYTECODE, summary.bytes, digest)];
+    for (name, bytes) in [(DIGEST, &summary.digest[..]), (METADATA, &metadata[..])] {
         let path = folder.path().join(name);
         let mut file = File::create_new(&path).map_err(FileError::of(&path, "create"))?;
         file.write_all(bytes).map_err(FileError::of(&path, "write"))?;
-        files.push(written(name, bytes.len() as u64, &ContentDigest::of(bytes)));
+        files.push(written(name, bytes.len() as u64, ContentDigest::of(bytes)));
     }
     files.sort_by(|a, b| a.path.cmp(&b.path));
     folder.publish(false)?;
     Ok(WrittenAsset { path: path.to_owned(), files, weight_bytes })
 }
 
-fn written(path: &str, bytes: u64, digest: &ContentDigest) -> WrittenFile {
-    WrittenFile { path: path.to_owned(), bytes, digest: digest.clone() }
-}
-
-/// The SHA-256 of a file that was just written, and is still in the system's cache.
-fn sha256_of(path: &Path) -> Result<[u8; 32]> {
-    let mut file = File::open(path).map_err(FileError::of(path, "open"))?;
-    let (mut hasher, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
-    loop {
-        match file.read(&mut buffer).map_err(FileError::of(path, "read"))? {
-            0 => return Ok(hasher.finalize().into()),
-            count => hasher.update(&buffer[..count]),
-        }
-    }
+fn written(path: &str, bytes: u64, digest: ContentDigest) -> WrittenFile {
+    WrittenFile { path: path.to_owned(), bytes, digest }
 }

@@ -1,7 +1,5 @@
 //! Contents of an asset: functions, operations, weights, and findings.
 
-mod engine;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -11,7 +9,6 @@ use crate::aicode::{
     AiAttribute, AiModule, AiOp, AiRegion, AiType, AttributeId, Blob, ElementType, NAME, TypeId, form,
 };
 use crate::asset::{Asset, AssetMetadata};
-use engine::{BrokenRules, Subject};
 
 /// Depth of nested entries that are printed.
 const MOST_DEPTH: usize = 4;
@@ -74,6 +71,38 @@ pub struct GraphInventory {
     pub ops: BTreeMap<String, usize>,
     /// Number of operations that the table of forms doesn't have.
     pub unknown_ops: usize,
+    /// How often each kind of part occurs, as the Neural Engine's rules tell parts apart. A private graph has no ports.
+    #[serde(skip)]
+    pub parts: BTreeMap<GraphPart, usize>,
+}
+
+/// Part of a graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum GraphPart {
+    /// Result of an operation that is no constant.
+    Result(TensorKind),
+    /// Input, output or state.
+    Port(TensorKind),
+    /// Constant that is expanded by scales.
+    Scaled(TensorKind),
+    /// Write of a slice.
+    SliceUpdate {
+        /// Whether its indices are computed.
+        computed: bool,
+    },
+}
+
+/// Kind of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TensorKind {
+    /// Element type, if it is a scalar's.
+    pub element: Option<ElementType>,
+    /// Number of dimensions.
+    pub rank: usize,
+    /// Whether the size of a dimension is unknown.
+    pub dynamic: bool,
+    /// Whether the last of several axes has the size 1.
+    pub last_axis_of_one: bool,
 }
 
 /// Something that a user of an asset should know.
@@ -163,6 +192,17 @@ impl AiModule {
             },
             _ => None,
         }
+    }
+
+    /// The kind of a tensor, or of the tensor that a handle holds.
+    fn tensor_kind(&self, id: TypeId) -> Option<TensorKind> {
+        let Some(AiType::Tensor { shape, .. }) = self.tensor_type(id) else { return None };
+        Some(TensorKind {
+            element: self.element(id),
+            rank: shape.len(),
+            dynamic: shape.contains(&None),
+            last_axis_of_one: shape.len() > 1 && shape.last() == Some(&Some(1)),
+        })
     }
 
     /// The names of a graph's arguments or results.
@@ -364,15 +404,10 @@ impl Survey<'_> {
         let named = |types: &[TypeId], names: Vec<Option<String>>| -> Vec<(TypeId, Option<String>)> {
             types.iter().copied().zip(names.into_iter().chain(std::iter::repeat(None))).collect()
         };
-        let mut broken = BrokenRules::default();
-        let mut port = |ty: TypeId| {
-            if let Some(AiType::Tensor { shape, .. }) = module.tensor_type(ty)
-                && !private
-            {
-                broken.look_at(&Subject::Port { shape, element: module.element(ty) });
-            }
-        };
-        arguments.iter().chain(results).for_each(|ty| port(*ty));
+        let mut parts = BTreeMap::new();
+        for kind in arguments.iter().chain(results).filter(|_| !private).filter_map(|ty| module.tensor_kind(*ty)) {
+            *parts.entry(GraphPart::Port(kind)).or_default() += 1;
+        }
         let (mut inputs, mut states, mut outputs) = (Vec::new(), Vec::new(), Vec::new());
         for (ty, name) in named(arguments, module.value_names(graph, "argAttrs")) {
             let is_state = matches!(module.ty(ty), Some(AiType::Handle(_)));
@@ -398,16 +433,14 @@ impl Survey<'_> {
             outputs,
             ops: BTreeMap::new(),
             unknown_ops: 0,
+            parts,
         };
         self.constant_lengths(graph, &name);
         for region in &graph.regions {
-            self.region(region, &mut inventory, &mut broken);
+            self.region(region, &mut inventory);
         }
         if inventory.unknown_ops > 0 {
             self.find(Some(&name), format!("{} operations are of forms that anec doesn't know", inventory.unknown_ops));
-        }
-        for problem in broken.problems() {
-            self.find(Some(&name), problem);
         }
         inventory
     }
@@ -430,10 +463,11 @@ impl Survey<'_> {
     }
 
     /// Counts the operations of a graph's own region; the bodies of composite operations are their definition.
-    fn region(&mut self, region: &AiRegion, inventory: &mut GraphInventory, broken: &mut BrokenRules) {
+    fn region(&mut self, region: &AiRegion, inventory: &mut GraphInventory) {
         let module = self.module;
         for block in &region.blocks {
-            let mut constants = BTreeSet::new();
+            // the type of each constant, by the number of its value
+            let mut constants = BTreeMap::new();
             let mut value = block.arguments.len() as u32;
             for op in &block.ops {
                 let name = module.name(op);
@@ -441,19 +475,22 @@ impl Survey<'_> {
                     inventory.unknown_ops += 1;
                 }
                 if name == "primitive.constant_v1" {
-                    constants.insert(value);
+                    constants.insert(value, op.results.first().copied());
                     self.constant(op);
                 } else if !matches!(name, "dataflow.output_v1" | "dataflow.yield_v1") {
                     *inventory.ops.entry(name.to_owned()).or_default() += 1;
-                    for ty in &op.results {
-                        if let Some(AiType::Tensor { shape, .. }) = module.ty(*ty) {
-                            broken.look_at(&Subject::Result { shape, element: module.element(*ty) });
-                        }
-                    }
+                    let kinds = op.results.iter().filter_map(|ty| module.tensor_kind(*ty));
+                    let mut parts: Vec<GraphPart> = kinds.map(GraphPart::Result).collect();
                     if name == "primitive.slice_update_v1" {
                         let indices = op.operands.get(1..3).unwrap_or_default();
-                        let computed = indices.iter().any(|index| !constants.contains(index));
-                        broken.look_at(&Subject::Write { computed });
+                        let computed = indices.iter().any(|index| !constants.contains_key(index));
+                        parts.push(GraphPart::SliceUpdate { computed });
+                    } else if name == "primitive.blockwise_shift_scale_v2" {
+                        let data = op.operands.first().and_then(|data| *constants.get(data)?);
+                        parts.extend(data.and_then(|ty| module.tensor_kind(ty)).map(GraphPart::Scaled));
+                    }
+                    for part in parts {
+                        *inventory.parts.entry(part).or_default() += 1;
                     }
                 }
                 value = value.saturating_add(op.results.len() as u32);

@@ -15,7 +15,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::digest::PieceHasher;
+pub use super::digest::{Blake3Pieces, StreamHash};
 use super::files::{read_at, reserve, write_at};
 use anec_base::Error;
 use anec_mil::Content;
@@ -54,11 +54,11 @@ pub enum NotWritten {
 
 /// Result of writing a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StreamSummary {
+pub struct StreamSummary<D = blake3::Hash> {
     /// Size in bytes.
     pub bytes: u64,
-    /// BLAKE3 of the content.
-    pub digest: blake3::Hash,
+    /// Digest of the content.
+    pub digest: D,
 }
 
 /// Fills an empty file, open for reading and writing, with consecutive parts. Pieces are produced by the threads of
@@ -68,11 +68,11 @@ pub struct StreamSummary {
 /// # Errors
 /// Returns an error if the file can't be written or a part can't be produced. A full disk is detected before the first
 /// piece if the system can reserve space.
-pub fn write_parts(
+pub fn write_parts<H: StreamHash>(
     file: &File,
     parts: &[FilePart<'_>],
     written: &(dyn Fn(usize, u64) + Sync),
-) -> Result<StreamSummary, NotWritten> {
+) -> Result<StreamSummary<H::Digest>, NotWritten> {
     for (index, part) in parts.iter().enumerate() {
         if let FilePart::Content(content) = part {
             content.prepare().map_err(|cause| NotWritten::Part { index, cause })?;
@@ -83,7 +83,7 @@ pub fn write_parts(
     reserve(file, size).map_err(|source| NotWritten::File { action: "reserve room", source })?;
     let next = AtomicUsize::new(0);
     let failure = Failure::default();
-    let digest = OrderedDigest::new(file, &pieces);
+    let digest = OrderedDigest::<H>::new(file, &pieces);
     let produce = || {
         while failure.none() {
             let number = next.fetch_add(1, Ordering::Relaxed);
@@ -216,7 +216,7 @@ impl<'a> Piece<'a> {
         pieces
     }
 
-    fn write(&self, file: &File, digest: &OrderedDigest<'_>) -> Result<Ready<'a>, NotWritten> {
+    fn write<H: StreamHash>(&self, file: &File, digest: &OrderedDigest<'_, H>) -> Result<Ready<'a>, NotWritten> {
         let write = |bytes: &[u8]| {
             write_at(file, bytes, self.place).map_err(|source| NotWritten::File { action: "write", source })
         };
@@ -242,19 +242,18 @@ impl<'a> Piece<'a> {
     }
 }
 
-/// BLAKE3 of pieces that are handed in out of order.
-struct OrderedDigest<'a> {
+/// Digest of pieces that are handed in out of order.
+struct OrderedDigest<'a, H> {
     file: &'a File,
     pieces: &'a [Piece<'a>],
-    state: Mutex<DigestState<'a>>,
+    state: Mutex<DigestState<'a, H>>,
 }
 
-#[derive(Default)]
-struct DigestState<'a> {
+struct DigestState<'a, H> {
     /// Index of the next piece.
     next: usize,
     /// Hash; `None` while a thread updates it.
-    hash: Option<PieceHasher>,
+    hash: Option<H>,
     ready: BTreeMap<usize, Ready<'a>>,
     /// Size of the finished pieces in memory.
     held: usize,
@@ -262,7 +261,7 @@ struct DigestState<'a> {
     spare: Vec<PieceBuffer>,
 }
 
-impl DigestState<'_> {
+impl<H> DigestState<'_, H> {
     /// Keeps a buffer for reuse.
     fn keep(&mut self, buffer: PieceBuffer) {
         if self.spare.len() < rayon::current_num_threads() {
@@ -271,13 +270,14 @@ impl DigestState<'_> {
     }
 }
 
-impl<'a> OrderedDigest<'a> {
+impl<'a, H: StreamHash> OrderedDigest<'a, H> {
     fn new(file: &'a File, pieces: &'a [Piece<'a>]) -> Self {
-        let state = DigestState { hash: Some(PieceHasher::default()), ..Default::default() };
+        let state =
+            DigestState { next: 0, hash: Some(H::default()), ready: BTreeMap::new(), held: 0, spare: Vec::new() };
         OrderedDigest { file, pieces, state: Mutex::new(state) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, DigestState<'a>> {
+    fn lock(&self) -> MutexGuard<'_, DigestState<'a, H>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -320,7 +320,7 @@ impl<'a> OrderedDigest<'a> {
         Ok(())
     }
 
-    fn update(&self, hash: &mut PieceHasher, piece: &Piece<'_>, ready: &Ready<'_>) -> io::Result<()> {
+    fn update(&self, hash: &mut H, piece: &Piece<'_>, ready: &Ready<'_>) -> io::Result<()> {
         match ready {
             Ready::Buffer(buffer) => hash.update(buffer.bytes()),
             Ready::Part(bytes) => hash.update(bytes),
@@ -335,7 +335,7 @@ impl<'a> OrderedDigest<'a> {
     }
 
     /// Returns the digest after all pieces were handed in.
-    fn finish(self) -> blake3::Hash {
+    fn finish(self) -> H::Digest {
         let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         assert_eq!(state.next, self.pieces.len(), "every piece was handed in");
         state.hash.expect("no thread works with the hash any more").finalize()
@@ -426,7 +426,7 @@ mod tests {
         assert_eq!(Piece::all(&parts).iter().map(|piece| piece.runs.len()).collect::<Vec<_>>(), [1, 1, 4]);
         let file = tempfile::tempfile().unwrap();
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-        let summary = pool.install(|| write_parts(&file, &parts, &|_, _| {})).unwrap();
+        let summary = pool.install(|| write_parts::<Blake3Pieces>(&file, &parts, &|_, _| {})).unwrap();
         assert_eq!(reads.into_inner().unwrap(), [10, PIECE as usize, 1000, 20, 5]);
         let mut bytes = vec![0; PIECE as usize + 1035];
         bytes.extend([7; 3]);
@@ -444,7 +444,7 @@ mod tests {
         let counted = Mutex::new([0; 3]);
         let written = |part: usize, bytes| counted.lock().unwrap()[part] += bytes;
         let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
-        let summary = pool.install(|| write_parts(&file, &parts, &written)).unwrap();
+        let summary = pool.install(|| write_parts::<Blake3Pieces>(&file, &parts, &written)).unwrap();
         assert_eq!(summary.bytes, 100 + length + 3);
         assert_eq!(counted.into_inner().unwrap(), [100, length, 3]);
         let mut bytes = vec![0; summary.bytes as usize];

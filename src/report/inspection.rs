@@ -8,6 +8,7 @@ use serde_json::{Value as Json, json};
 use super::conversion::part;
 use super::table::table;
 use super::{bytes, counted};
+use anec_advice::ForecastFinding;
 use anec_bundle::{Bundle, TokenCount};
 use anec_coreai::inventory::{AssetFinding, AssetInventory, GraphInventory};
 use anec_package::describe::{FunctionInventory, Inventory};
@@ -260,8 +261,8 @@ pub fn package_json(inventory: &Inventory, findings: &[String], graph: &[String]
     json!({"kind": "package", "inventory": inventory, "description_findings": findings, "program_findings": graph})
 }
 
-/// Formats an asset of Core AI as text.
-pub fn asset(path: &Path, inventory: &AssetInventory) -> String {
+/// Formats an asset of Core AI as text, with the rules that apply to it.
+pub fn asset(path: &Path, inventory: &AssetInventory, rules: &[ForecastFinding]) -> String {
     let mut text = format!(
         "{}: Core AI, dialect date {}, {}, {} in resources, {} in all\n",
         path.display(),
@@ -299,7 +300,11 @@ pub fn asset(path: &Path, inventory: &AssetInventory) -> String {
     if !constants.is_empty() {
         text.push_str(&format!("constants: {}\n", constants.join(", ")));
     }
-    text + &asset_findings(&inventory.findings)
+    text += &asset_findings(&inventory.findings);
+    if !rules.is_empty() {
+        text += &format!("\n{}", super::forecast(rules));
+    }
+    text
 }
 
 /// Findings; one that several functions share is one line.
@@ -343,9 +348,9 @@ fn op_census(ops: &[(&String, &usize)]) -> String {
     }
 }
 
-/// Formats an asset of Core AI as JSON.
-pub fn asset_json(inventory: &AssetInventory) -> Json {
-    json!({"kind": "asset", "inventory": inventory})
+/// Formats an asset of Core AI as JSON, with the rules that apply to it.
+pub fn asset_json(inventory: &AssetInventory, rules: &[ForecastFinding]) -> Json {
+    json!({"kind": "asset", "inventory": inventory, "forecast": rules})
 }
 
 /// Formats a bundle as text.

@@ -13,8 +13,7 @@ use super::plan::{CallPlan, Route};
 use super::profile::{self, FunctionProfile};
 use super::widened::{RingLimit, by_position, widened_within};
 use anec_base::Result;
-use anec_bundle::{Bundle, FILE_NAME, FunctionEntry};
-use anec_bundle::{Port, PortRole, Task};
+use anec_bundle::{Bundle, FILE_NAME, FunctionEntry, PackageEntry, Port, PortRole, Task};
 use anec_exec::Precision;
 
 /// Maximum number of tokens of a wide call; larger calls take no less time per token.
@@ -278,7 +277,7 @@ fn read_for_cpu(folder: &Path) -> Result<(Bundle, Arc<HostTables>)> {
     if let Some(problem) = bundle.check().into_iter().next() {
         return Err(RuntimeError::bundle(folder.join(anec_bundle::FILE_NAME), problem).into());
     }
-    if !bundle.manifest.format.is_coreml() {
+    if bundle.packages.iter().any(PackageEntry::is_asset) {
         let problem = "the bundle has `format: coreai`, whose asset the CPU executor doesn't run; use the backend coreai, \
                        or convert the model with `format: coreml`";
         return Err(RuntimeError::Backend { backend: "cpu", problem: problem.into() }.into());

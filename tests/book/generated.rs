@@ -32,6 +32,7 @@ fn section(name: &str) -> String {
         "rules-weights" => rules(&["constexpr", "weights", "constant"]),
         "rules-state" => rules(&["state"]),
         "rules-program" => rules(&["lengths", "program"]),
+        "rules-asset" => rules(&["asset"]),
         "chips" => chips(),
         "weights-by-chip" => weights_by_chip(),
         "chip-sources" => chip_sources(),

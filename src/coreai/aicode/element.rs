@@ -74,6 +74,11 @@ impl ElementType {
         self.row().1
     }
 
+    /// All element types.
+    pub fn all() -> impl Iterator<Item = ElementType> {
+        ROWS.iter().map(|row| row.0)
+    }
+
     /// The element type of a code.
     pub fn from_code(code: u64) -> Option<ElementType> {
         ROWS.iter().find(|row| row.1 == code).map(|row| row.0)

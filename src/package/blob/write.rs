@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::plan::{Planned, address};
 use super::{ALIGNMENT, WeightPlan, header};
 use crate::PackageError;
-use crate::stream::{FilePart, NotWritten, write_parts};
+use crate::stream::{Blake3Pieces, FilePart, NotWritten, write_parts};
 use anec_base::Result;
 use anec_mil::{Content, Data};
 
@@ -86,7 +86,7 @@ impl WeightPlan {
                 progress(WriteProgress::Written(bytes));
             }
         };
-        match write_parts(&file, &parts, &written) {
+        match write_parts::<Blake3Pieces>(&file, &parts, &written) {
             Ok(summary) => Ok(summary.digest),
             Err(NotWritten::File { action, source }) => Err(refused(action, source).into()),
             Err(NotWritten::Part { index, cause }) => {
