@@ -111,11 +111,15 @@ impl FolderTokenizer {
         let unsupported = |problem: String| Ok(FolderTokenizer::Unsupported { path: path.clone(), problem });
         let found = match name {
             "tekken.json" => tekken(path, files),
-            "tokenizer.model" => {
+            "tokenizer.model" | "spm.model" | "sentencepiece.bpe.model" => {
+                let rules = SENTENCE_PIECE_CLASSES.iter().find(|known| known.file == name);
+                if rules.is_some_and(|known| !known.names.contains(&class)) {
+                    return unsupported(format!("the rules of `{class}` aren't in its files")).map(Some);
+                }
                 // Llama 3's original is a list of ranks under the same name
                 let file = file::map(path)?;
                 match file.bytes().first() {
-                    Some(0x0a) => sentence_piece(path, file.bytes(), files),
+                    Some(0x0a) => sentence_piece(path, file.bytes(), files, rules),
                     _ => unsupported("it isn't a SentencePiece model".into()),
                 }
             }
@@ -150,6 +154,34 @@ const WORD_PIECE_CLASSES: [WordPieceClass; 2] = [
         pair: (1, 1),
     },
     WordPieceClass { names: &["", "MPNetTokenizer"], tokens: ["<s>", "</s>", "<pad>", "<mask>"], pair: (2, 0) },
+];
+
+/// Tokenizers over SentencePiece models with special tokens of their own.
+struct SentencePieceClass {
+    /// Name of the file.
+    file: &'static str,
+    /// Names of the class; the first is that of a folder that names none.
+    names: [&'static str; 2],
+    /// Default tokens: `cls_token`, `sep_token`, `pad_token`, `unk_token`, `mask_token`.
+    tokens: [&'static str; 5],
+    /// Tokens in place of the model's first three.
+    first: &'static [&'static str],
+}
+
+const SENTENCE_PIECE_CLASSES: [SentencePieceClass; 2] = [
+    SentencePieceClass {
+        file: "spm.model",
+        names: ["", "DebertaV2Tokenizer"],
+        tokens: ["[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]"],
+        first: &[],
+    },
+    SentencePieceClass {
+        file: "sentencepiece.bpe.model",
+        names: ["", "XLMRobertaTokenizer"],
+        tokens: ["<s>", "</s>", "<pad>", "<unk>", "<mask>"],
+        // fairseq's order of special tokens
+        first: &["<s>", "<pad>", "</s>", "<unk>"],
+    },
 ];
 
 /// Returns the pre-tokenizer of a class over `vocab.json` and `merges.txt`.
@@ -281,8 +313,13 @@ fn word_piece_of(path: &Path, class: &str, files: &HuggingFaceFiles) -> Result<O
     }
 }
 
-/// Reads a SentencePiece model (sentencepiece_model.proto).
-fn sentence_piece(path: &Path, bytes: &[u8], files: &HuggingFaceFiles) -> Result<FolderTokenizer> {
+/// Reads a SentencePiece model (sentencepiece_model.proto), with the special tokens of a class, if any.
+fn sentence_piece(
+    path: &Path,
+    bytes: &[u8],
+    files: &HuggingFaceFiles,
+    class: Option<&SentencePieceClass>,
+) -> Result<FolderTokenizer> {
     const UNIGRAM: i64 = 1;
     const BPE: i64 = 2;
     let message = Message::new(path, "SentencePiece model", bytes);
@@ -343,14 +380,30 @@ fn sentence_piece(path: &Path, bytes: &[u8], files: &HuggingFaceFiles) -> Result
         }
     };
     let mut metadata = Metadata::new(path, model);
+    if let Some(first) = class.map(|class| class.first).filter(|first| !first.is_empty()) {
+        let replaced = 3.min(tokens.len());
+        tokens.splice(..replaced, first.iter().map(|token| (*token).to_owned()));
+        types.splice(..replaced, first.iter().map(|_| CONTROL as i32));
+        scores.splice(..replaced, first.iter().map(|_| 0.0));
+    }
     add(path, &mut tokens, &mut types, added(path, files)?)?;
+    let mut defaults = Vec::new();
+    if let Some(SentencePieceClass { tokens: [begin, end, padding, unknown, mask], .. }) = class {
+        special_ids.clear();
+        defaults.extend([("bos_token", *begin), ("eos_token", *end), ("unk_token", *unknown), ("pad_token", *padding)]);
+        // behind the vocabulary, unless a file says otherwise
+        if !tokens.iter().any(|token| token == mask) {
+            tokens.push((*mask).to_owned());
+            types.push(CONTROL as i32);
+        }
+    }
     scores.resize(tokens.len(), 0.0);
     for (key, id) in special_ids {
         if let Some(id) = usize::try_from(id).ok().filter(|id| *id < tokens.len()) {
             metadata.set(key, GgufValue::U32(id as u32));
         }
     }
-    metadata.special(&tokens, files, &[]);
+    metadata.special(&tokens, files, &defaults);
     metadata.set("add_space_prefix", GgufValue::Bool(prefix));
     metadata.set("remove_extra_whitespaces", GgufValue::Bool(strips));
     if !charsmap.is_empty() {

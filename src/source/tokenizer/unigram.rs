@@ -23,7 +23,7 @@ pub(super) struct Unigram<'a> {
 }
 
 impl GgufTokenizer<'_> {
-    /// Returns the tokenizer of XLM-RoBERTa.
+    /// Returns the tokenizer of XLM-RoBERTa or DeBERTa.
     pub(super) fn unigram(&self) -> Result<TokenizerFile<'_>> {
         let scores = self.scores()?;
         let unused = |id: usize| self.types.get(id) == Some(&UNUSED);
@@ -33,11 +33,14 @@ impl GgufTokenizer<'_> {
         let score = |id: usize| f64::from(if unused(id) { worst } else { scores[id] });
         let vocab = self.tokens.iter().enumerate().map(|(id, token)| (token, score(id))).collect();
         let unknown = self.token(&["tokenizer.ggml.unknown_token_id"], &["<unk>"])?;
+        let begin = self.token(&["tokenizer.ggml.bos_token_id", "tokenizer.ggml.cls_token_id"], &["<s>"])?;
+        // DeBERTa joins pairs as BERT does
+        let (between, second_type) = if begin.is_some_and(|(token, _)| token == "[CLS]") { (1, 1) } else { (2, 0) };
         let ends = Ends {
-            begin: self.token(&["tokenizer.ggml.bos_token_id", "tokenizer.ggml.cls_token_id"], &["<s>"])?,
+            begin,
             end: self.token(&["tokenizer.ggml.eos_token_id", "tokenizer.ggml.seperator_token_id"], &["</s>"])?,
-            between: 2,
-            second_type: 0,
+            between,
+            second_type,
         };
         let mut normalizers = Vec::new();
         if let Some(map) = self.precompiled_charsmap()? {
