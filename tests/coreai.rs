@@ -203,8 +203,9 @@ fn a_conversion_is_measured_and_its_asset_judged_by_the_rules() {
         BTreeSet::from(["asset-float32", "asset-last-axis-of-one", "asset-ports"].map(String::from))
     );
     let own = names(&PathBuf::from(own));
-    let (status, text, errors) = run(&["validate", &bundle, "--structure", "--forecast", "--json"]);
-    assert_eq!(status, 0, "{errors}");
+    let (status, text, errors) = run(&["validate", &bundle, "--structure", "--forecast", "--json", "-"]);
+    // where the asset runs is unproven
+    assert_eq!(status, 3, "{errors}");
     let shown: Json = serde_json::from_str(&text).unwrap();
     let forecast = shown["forecast"].as_array().unwrap().iter();
     assert_eq!(forecast.map(|finding| finding["rule"].as_str().unwrap().to_owned()).collect::<BTreeSet<_>>(), own);

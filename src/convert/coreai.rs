@@ -32,8 +32,8 @@ fn asset_name(bundle: &Bundle) -> String {
     format!("{}.aimodel", bundle.name)
 }
 
-/// Writes the asset of a bundle beside its packages, and removes them. A run that is killed here goes on with the
-/// packages that are there.
+/// Writes the asset of a bundle beside its packages, and removes them. A run that is killed here resumes with
+/// the packages that are there.
 ///
 /// # Errors
 /// When the system refuses.
