@@ -13,8 +13,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anec::bundle::{Bundle, Pooling, Stage, Task};
+use anec::bundle::{Bundle, Pooling, Stage, Task, WHOLE_TEXT};
 use anec::exec::Precision;
+use anec::runtime::classify::bioes::Biases;
+use anec::runtime::classify::redact::Redactor;
 use anec::runtime::classify::windows::Windows;
 use anec::runtime::encode::Embedder;
 use anec::runtime::{Chunking, EncodedText, ForwardOptions, Hidden, LoadedModel, Tokenizer, encode};
@@ -22,30 +24,38 @@ use rayon::prelude::*;
 use safetensors::SafeTensors;
 use serde_json::{Value as Json, json};
 
-const CASES: [&str; 28] = [
+const CASES: [&str; 36] = [
     "bert-mean",
     "bert-reranker",
+    "bert-tokens",
     "roberta-mean",
+    "roberta-tokens",
     "xlm-roberta-dense",
     "xlm-roberta-labels",
     "qwen3-labels",
     "camembert-mean",
     "distilbert-mean",
     "distilbert-labels",
+    "distilbert-tokens",
     "electra-mean",
     "electra-labels",
     "electra-small",
+    "electra-tokens",
     "albert-mean",
     "albert-groups",
+    "albert-tokens",
     "mpnet-mean",
     "mpnet-labels",
+    "mpnet-tokens",
     "deberta-mean",
     "deberta-labels",
     "deberta-own",
     "deberta-c2p",
+    "deberta-tokens",
     "modernbert-cls",
     "modernbert-labels",
     "modernbert-rank",
+    "modernbert-tokens",
     "nomic-mean",
     "nomic-published",
     "embeddinggemma",
@@ -110,6 +120,11 @@ fn hidden(model: &Arc<LoadedModel>, text: &EncodedText, chunking: Chunking) -> V
     }
     let ask = ForwardOptions::none().recording(Hidden::BetweenLayers).in_calls(chunking);
     model.start(text.ids.len() as u64).unwrap().forward(&text.ids, &ask).unwrap().hidden
+}
+
+/// Logits of all tokens of a whole text.
+fn token_logits(model: &Arc<LoadedModel>, text: &EncodedText) -> Vec<f32> {
+    Windows::new(model, None, Hidden::No).unwrap().label(&text.ids).unwrap().logits
 }
 
 #[test]
@@ -177,6 +192,11 @@ fn hidden_states_vectors_and_logits_agree_with_transformers_in_every_form() {
                 let (found, expected) = (encode::classify(&model, &golden.text).unwrap(), &golden.tensors["logits"]);
                 assert_eq!(found.len(), classification.labels.len());
                 assert!(largest_difference(&found, expected) < 3e-3, "{name}: {found:?} {expected:?}");
+            }
+            Task::TokenClassification(classification) => {
+                let (found, expected) = (token_logits(&model, &golden.text), &golden.tensors["logits"]);
+                assert_eq!(found.len(), classification.label_set.labels.len() * golden.text.ids.len());
+                assert!(largest_difference(&found, expected) < 3e-3, "{name}");
             }
             other => panic!("{name}: {other:?}"),
         }
@@ -286,6 +306,7 @@ fn fp16_arithmetic_and_int8_weights_stay_close() {
             let model = LoadedModel::on_cpu(&out, precision).unwrap();
             let (found, expected) = match golden.tensors.get("embedding") {
                 Some(expected) => (Embedder::new(&model, None).unwrap().embed(&golden.text).unwrap(), expected),
+                None if case.ends_with("tokens") => (token_logits(&model, &golden.text), &golden.tensors["logits"]),
                 None => (encode::classify(&model, &golden.text).unwrap(), &golden.tensors["logits"]),
             };
             assert!(cosine(&found, expected) > least, "{case} {set}: {found:?} {expected:?}");
@@ -381,6 +402,36 @@ fn a_vocabulary_alone_can_be_mpnets_tokenizer() {
     }
 }
 
+/// Ids are SentencePiece's, with the special tokens of the class; `spm.model` names none, as published.
+#[test]
+fn a_sentence_piece_model_alone_is_a_tokenizer() {
+    let room = tempfile::tempdir().unwrap();
+    for (case, mask) in [("deberta-mean", "[MASK]"), ("xlm-roberta-dense", "<mask>")] {
+        let model = convert(&fixture(case), &room.path().join(case), &[]);
+        let tokenizer = Tokenizer::of(model.bundle(), model.folder()).unwrap();
+        let golden = folder::json(&fixture(case).join("tokenizer-golden.json"));
+        for text in golden["texts"].as_array().unwrap() {
+            let pair = text["pair"].as_str();
+            let found = tokenizer.encode_whole(text["text"].as_str().unwrap(), pair, true).unwrap();
+            assert_eq!(json!(found.ids), text["ids"], "{case}: {text}");
+            if case == "deberta-mean" && pair.is_some() {
+                let second = found.ids.iter().position(|id| *id == 2).unwrap() + 1;
+                let expected: Vec<u32> = (0..found.ids.len()).map(|index| u32::from(index >= second)).collect();
+                assert_eq!(found.types, expected);
+            }
+        }
+        assert!(tokenizer.is_special(tokenizer.encode(mask).unwrap()[1]));
+    }
+    // other classes have other rules
+    let source = room.path().join("source");
+    model::copy(&fixture("deberta-mean"), &source);
+    std::fs::write(source.join("tokenizer_config.json"), r#"{"tokenizer_class": "BarthezTokenizer"}"#).unwrap();
+    let out = room.path().join("other");
+    let (code, _, stderr) =
+        folder::run(&["convert", "--source", source.to_str().unwrap(), "--out", out.to_str().unwrap()]);
+    assert!(code == 0 && stderr.contains("the rules of `BarthezTokenizer` aren't in its files"), "{stderr}");
+}
+
 /// Prompts, lower case, limits and the pooling of prompts, as sentence-transformers does it.
 #[test]
 fn texts_are_prepared_as_sentence_transformers_does() {
@@ -425,10 +476,62 @@ fn texts_are_prepared_as_sentence_transformers_does() {
     }
 }
 
+/// Spans of labelled tokens are those of transformers' pipeline, and are what is redacted. The special tokens around a
+/// text are the tokenizer's.
+#[test]
+fn tokens_are_labelled_as_transformers_pipeline_does() {
+    let room = tempfile::tempdir().unwrap();
+    let out = room.path().join("b");
+    let model = convert(&fixture("bert-tokens"), &out, &[]);
+    let classification = model.bundle().model.classification().unwrap();
+    assert_eq!((classification.label_set.band, classification.halo, classification.stride), (WHOLE_TEXT, 0, 0));
+    assert!(folder::json(&out.join("bundle.json"))["model"]["task"].get("band").is_none());
+    let out = out.to_str().unwrap();
+    let golden = folder::json(&fixture("bert-tokens").join("spans-golden.json"));
+    let cases = golden["texts"].as_array().unwrap();
+    for case in cases {
+        let text = case["text"].as_str().unwrap();
+        let (code, stdout, stderr) = folder::run(&["classify", out, "--prompt", text, "--json"]);
+        assert_eq!(code, 0, "{text}: {stderr}");
+        let found: Json = serde_json::from_str(&stdout).unwrap();
+        let span = |span: &Json| json!({"label": span["label"], "start": span["start"], "end": span["end"]});
+        let found: Vec<Json> = found["spans"].as_array().unwrap().iter().map(span).collect();
+        assert_eq!(&found, case["spans"].as_array().unwrap(), "{text}");
+
+        let redactor = Redactor::new(&model, &[], Biases::default(), None).unwrap();
+        let (redacted, _) = redactor.redact(text).unwrap();
+        let mut expected = text.to_owned();
+        for span in found.iter().rev() {
+            let [start, end] = ["start", "end"].map(|key| span[key].as_u64().unwrap() as usize);
+            expected.replace_range(start..end, &format!("<{}>", span["label"].as_str().unwrap()));
+        }
+        assert_eq!(redacted, expected);
+    }
+    let outside = |case: &Json| {
+        let covered = case["spans"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|span| span["end"].as_u64().unwrap() - span["start"].as_u64().unwrap());
+        covered.sum::<u64>() < case["text"].as_str().unwrap().replace(' ', "").len() as u64
+    };
+    assert!(cases.iter().any(outside), "no text has tokens outside of spans");
+
+    // longer than a call
+    let (code, _, stderr) = folder::run(&["classify", out, "--prompt", &"the sea is ".repeat(40)]);
+    assert_ne!(code, 0);
+    assert!(stderr.contains("122 tokens"), "{stderr}");
+    // a calibration is about labels that depend on each other
+    let biases = Biases { background_stay: 1.0, ..Biases::default() };
+    let error = Redactor::new(&model, &[], biases, None).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("B-, I-, E- and S-"), "{error}");
+}
+
 /// The gates that need no golden, and the golden that anec makes itself, pass.
 #[test]
 fn bundles_pass_the_gates() {
-    for case in ["bert-mean", "albert-mean", "mpnet-labels", "deberta-labels", "modernbert-labels", "qwen3-embedding"] {
+    let cases = ["bert-mean", "albert-mean", "mpnet-labels", "deberta-labels", "modernbert-labels", "qwen3-embedding"];
+    for case in [&cases[..], &["distilbert-tokens", "modernbert-tokens"]].concat() {
         let room = tempfile::tempdir().unwrap();
         let out = room.path().join("b");
         convert(&fixture(case), &out, &[]);

@@ -50,7 +50,7 @@ pub use function::{FunctionEntry, HiddenProbe, Stage, layer_of, layer_scope};
 pub use host::{HostFacts, RopeTable, RopeVariant};
 pub use model::{
     Classification, LabelSet, ModelFacts, Pooling, Projection, ProjectionActivation, SequenceClassification, Task,
-    TextEmbedding, TextPreparation,
+    TextEmbedding, TextPreparation, WHOLE_TEXT,
 };
 pub use ports::{MASKED, Port, PortDim, PortRole};
 pub use source::{FileDigest, LedgerTotals, PackageEntry, SourceFacts};

@@ -74,14 +74,14 @@ impl ModelFacts {
         self.embedding().is_none()
     }
 
-    /// Number of tokens that a token sees on each side in one layer of a bidirectional model without states. `u64::MAX`
-    /// if it sees the whole text, so that a text must fit into a call. `None` for causal models.
+    /// Number of tokens that a token sees on each side in one layer of a bidirectional model without states.
+    /// [`WHOLE_TEXT`] if it sees all of them, so that a text must fit into a call. `None` for causal models.
     pub fn band(&self) -> Option<u64> {
         match &self.task {
             Task::TextGeneration => None,
             Task::TokenClassification(classification) => Some(classification.label_set.band),
-            Task::SequenceClassification(classification) => (!classification.causal).then_some(u64::MAX),
-            Task::TextEmbedding(embedding) => embedding.bidirectional.then_some(u64::MAX),
+            Task::SequenceClassification(classification) => (!classification.causal).then_some(WHOLE_TEXT),
+            Task::TextEmbedding(embedding) => embedding.bidirectional.then_some(WHOLE_TEXT),
         }
     }
 }
@@ -200,6 +200,9 @@ pub struct SequenceClassification {
 
 /// How a text is labelled.
 ///
+/// If layers see the whole text, a text must fit into a call of the functions, and `halo` and `stride` are 0.
+/// Otherwise:
+///
 /// Functions have no states. A function of n layers sees `n * band` tokens on each side of a token. A call with a part
 /// of a text therefore gives exact hidden states except for that many tokens at each end that isn't an end of the text.
 /// Texts of any length are labelled exactly in overlapping windows: each function, from first to last, is called with
@@ -223,6 +226,18 @@ pub struct Classification {
 pub struct LabelSet {
     /// Labels, in the order of the head's rows.
     pub labels: Vec<String>,
-    /// Number of tokens that a token sees on each side in one layer.
+    /// Number of tokens that a token sees on each side in one layer; absent in `bundle.json` if it is [`WHOLE_TEXT`].
+    #[serde(default = "whole_text", skip_serializing_if = "is_whole_text")]
     pub band: u64,
+}
+
+/// Band of a layer that sees the whole text.
+pub const WHOLE_TEXT: u64 = u64::MAX;
+
+fn whole_text() -> u64 {
+    WHOLE_TEXT
+}
+
+fn is_whole_text(band: &u64) -> bool {
+    *band == WHOLE_TEXT
 }

@@ -1,5 +1,6 @@
 //! `anec classify`
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde_json::{Value as Json, json};
@@ -14,7 +15,8 @@ use anec::runtime::{EncodedText, Hidden, LoadedModel, Logprobs, TokenEntry, Toke
 
 /// Classify the tokens of a text, or the whole text, depending on the model
 ///
-/// Token labels are the best sequence of whole spans; the probability beside each label is that of the token alone.
+/// Labels of the forms B-, I-, E- and S- are the best sequence of whole spans; other labels are those of the largest
+/// logits. The probability beside each label is that of the token alone.
 #[derive(Debug, clap::Args)]
 pub struct ClassifyArgs {
     #[command(flatten)]
@@ -84,11 +86,18 @@ impl ClassifyArgs {
             }
             None => self.input.tokens(&model)?.into_iter().map(|id| (id, None)).collect(),
         };
+        // special tokens have no labels; ids are given with theirs
+        let [before, after] = match text {
+            Some(_) => Tokenizer::of(model.bundle(), model.folder())?.special_ends()?,
+            None => [Vec::new(), Vec::new()],
+        };
         let ids: Vec<u32> = tokens.iter().map(|(id, _)| *id).collect();
-        let logits = windows.label(&ids)?.logits;
-        let mut viterbi = Viterbi::new(scheme.clone(), self.labels.biases()?);
+        let logits = windows.label(&[&before[..], &ids, &after].concat())?.logits;
+        let biases = self.labels.biases()?;
+        scheme.check(&biases)?;
+        let mut viterbi = Viterbi::new(scheme.clone(), biases);
         let mut best = Vec::new();
-        let rows = || logits.chunks_exact(scheme.labels().len());
+        let rows = || logits.chunks_exact(scheme.labels().len()).skip(before.len()).take(ids.len());
         rows().for_each(|row| viterbi.push(row, &mut best));
         viterbi.finish(&mut best);
         let labelled: Vec<Labelled> = tokens
@@ -142,22 +151,25 @@ impl Labelled {
 
 /// Spans formed by the labels, as token indices and, for a text, byte offsets.
 fn spans(labelled: &[Labelled], scheme: &Scheme) -> Vec<Json> {
-    let mut spans = Vec::new();
-    let mut first = 0;
+    // kind and tokens of each span
+    let mut spans: Vec<(usize, Range<usize>)> = Vec::new();
     for (index, token) in labelled.iter().enumerate() {
-        let (place, kind) = scheme.place(token.label);
-        if matches!(place, BioesTag::Begin | BioesTag::Single) {
-            first = index;
-        }
-        if matches!(place, BioesTag::End | BioesTag::Single) {
-            let byte = |index: usize| labelled[index].token.as_ref().map(|token: &TokenEntry| token.range.clone());
-            spans.push(json!({
-                "label": scheme.kinds()[kind],
-                "tokens": [first, index + 1],
-                "start": byte(first).map(|range| range.start),
-                "end": byte(index).map(|range| range.end),
-            }));
+        match spans.last_mut().filter(|(kind, range)| range.end == index && scheme.continues(*kind, token.label)) {
+            Some((_, range)) => range.end = index + 1,
+            None => match scheme.place(token.label) {
+                (BioesTag::Outside, _) => {}
+                (_, kind) => spans.push((kind, index..index + 1)),
+            },
         }
     }
-    spans
+    let byte = |index: usize| labelled[index].token.as_ref().map(|token: &TokenEntry| token.range.clone());
+    let json = |(kind, range): (usize, Range<usize>)| {
+        json!({
+            "label": scheme.kinds()[kind],
+            "tokens": [range.start, range.end],
+            "start": byte(range.start).map(|range| range.start),
+            "end": byte(range.end - 1).map(|range| range.end),
+        })
+    };
+    spans.into_iter().map(json).collect()
 }

@@ -3,7 +3,7 @@
 use super::plan::ConvertPlan;
 use super::report::{ConvertReport, QualityReport, TensorReport};
 use anec_base::Error;
-use anec_bundle::{Bundle, Task};
+use anec_bundle::{Bundle, Task, WHOLE_TEXT};
 use anec_family::{FamilyModel, MASKED_TOKEN_HEAD};
 use anec_manifest::{Feedback, Granularity, Manifest, Quant, Role, Transform, Transforms, WeightFormat};
 use anec_source::{Description, Source};
@@ -61,7 +61,7 @@ pub fn of_transforms(asked: &Manifest, resolved: &Manifest, model: &dyn FamilyMo
 
 /// Note on calls of a token classifier that are no longer than the window of its layers on both sides.
 fn short_windows(plan: &ConvertPlan, model: &dyn FamilyModel) -> Option<String> {
-    let band = model.facts().label_set()?.band;
+    let band = Some(model.facts().label_set()?.band).filter(|band| *band != WHOLE_TEXT)?;
     let functions = plan.packages.iter().flat_map(|package| &package.functions);
     let window = functions.map(|function| function.most_tokens).max()?;
     let seen = 2 * plan.most_layers() * band;

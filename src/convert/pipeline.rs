@@ -16,7 +16,7 @@ use super::{digests, files, host, notes};
 use anec_base::{FileError, Progress, Result, resources};
 use anec_bundle::{
     Bundle, Classification, DraftFunctions, LedgerTotals, ModelFacts, Pooling, ProjectionActivation, SourceFacts, Task,
-    TextEmbedding,
+    TextEmbedding, WHOLE_TEXT,
 };
 use anec_family::{FamilyFacts, HostProjection, HostTensors, Purpose};
 use anec_manifest::{Manifest, ResidualScale};
@@ -303,8 +303,11 @@ fn task(facts: &FamilyFacts, plan: &ConvertPlan, manifest: &Manifest, source: &S
     Ok(match facts.purpose.clone() {
         Purpose::TextGeneration => Task::TextGeneration,
         Purpose::TokenClassification(label_set) => {
-            let (window, halo) = (manifest.lengths.largest(), plan.most_layers() * label_set.band);
-            let stride = window.saturating_sub(2 * halo);
+            let window = manifest.lengths.largest();
+            let (halo, stride) = match label_set.band {
+                WHOLE_TEXT => (0, 0),
+                band => (plan.most_layers() * band, window.saturating_sub(2 * plan.most_layers() * band)),
+            };
             Task::TokenClassification(Classification { label_set, window, halo, stride })
         }
         Purpose::TextEmbedding { bidirectional, pooling } => {

@@ -1,10 +1,11 @@
-//! Encoders: bidirectional models for text embeddings and sequence classification.
+//! Encoders: bidirectional models for text embeddings and classification of texts or of their tokens.
 //!
 //! ```text
 //! x = norm(embedding + position + type)
 //! x = layer(x)                            (for each layer: bidirectional attention, feed-forward network)
 //! x = norm(x)
 //! logits = W_out act(W_dense pooled x)    (sequence classification)
+//! logits = W_out x                        (token classification; ModernBERT: W_out norm(act(W_dense x)))
 //! ```
 //!
 //! Functions have no state, and a text must fit into a call, because some layers see all of it. The host adds learned
@@ -49,7 +50,7 @@ use super::{
 use crate::classifier::config::{labels, numbered_labels};
 use crate::tensors::first_positions;
 use anec_base::Result;
-use anec_bundle::{Pooling, PortRole, SequenceClassification, Stage, layer_scope};
+use anec_bundle::{LabelSet, Pooling, PortRole, SequenceClassification, Stage, WHOLE_TEXT, layer_scope};
 use anec_mil::{Dim, ValueId};
 use anec_source::{Ledger, SourceWeight};
 use head::Head;
@@ -134,7 +135,6 @@ pub(super) fn open(
 /// Task by the configuration; `pooling` is that of the family's classifiers.
 fn purpose(keys: &Keys<'_>, pooling: Pooling) -> Result<Purpose, FamilyError> {
     let architecture = architecture(keys)?;
-    let of = |task: &str| architecture.ends_with(task);
     if let Some(labels) = text_labels(keys)? {
         return Ok(Purpose::SequenceClassification(SequenceClassification {
             labels,
@@ -143,11 +143,12 @@ fn purpose(keys: &Keys<'_>, pooling: Pooling) -> Result<Purpose, FamilyError> {
             prompt: None,
         }));
     }
-    if ["ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice", "ForNextSentencePrediction"]
-        .iter()
-        .any(|task| of(task))
-    {
-        let known = "an encoder alone, one for masked tokens, or one …ForSequenceClassification";
+    if architecture.ends_with("ForTokenClassification") {
+        return Ok(Purpose::TokenClassification(LabelSet { labels: label_names(keys)?, band: WHOLE_TEXT }));
+    }
+    let others = ["ForQuestionAnswering", "ForMultipleChoice", "ForNextSentencePrediction"];
+    if others.iter().any(|task| architecture.ends_with(task)) {
+        let known = "an encoder alone, one for masked tokens, …ForSequenceClassification or …ForTokenClassification";
         return Err(keys.value("architectures", known));
     }
     Ok(Purpose::TextEmbedding { bidirectional: true, pooling: Pooling::Mean })
@@ -160,16 +161,15 @@ fn architecture<'a>(keys: &Keys<'a>) -> Result<&'a str, FamilyError> {
 
 /// Labels of a model …ForSequenceClassification; `None` for other models.
 pub(super) fn text_labels(keys: &Keys<'_>) -> Result<Option<Vec<String>>, FamilyError> {
-    let architecture = architecture(keys)?;
-    if !architecture.ends_with("ForSequenceClassification") {
-        return Ok(None);
+    architecture(keys)?.ends_with("ForSequenceClassification").then(|| label_names(keys)).transpose()
+}
+
+/// Labels of a classifier; two without names, as in transformers, if there are no names.
+fn label_names(keys: &Keys<'_>) -> Result<Vec<String>, FamilyError> {
+    match keys.get("id2label") {
+        Some(_) => labels(keys),
+        None => numbered_labels(keys, keys.u64("num_labels")?.unwrap_or(2)),
     }
-    // without names there are two labels, as in transformers
-    let labels = match keys.get("id2label") {
-        Some(_) => labels(keys)?,
-        None => numbered_labels(keys, keys.u64("num_labels")?.unwrap_or(2))?,
-    };
-    Ok(Some(labels))
 }
 
 /// Reason for leaving out a head for masked tokens.

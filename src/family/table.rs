@@ -564,6 +564,7 @@ const READS_ITS_TARGET: &str = "it drafts for a Gemma 4 whose last hidden state,
 /// Keys of a `config.json` that don't affect inference.
 pub const NEUTRAL_KEYS: &[&str] = &[
     "_name_or_path",
+    "_num_labels",
     "add_cross_attention",
     "architectures",
     "attention_dropout",

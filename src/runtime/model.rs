@@ -13,7 +13,7 @@ use super::plan::{CallPlan, Route};
 use super::profile::{self, FunctionProfile};
 use super::widened::{RingLimit, by_position, widened_within};
 use anec_base::Result;
-use anec_bundle::{Bundle, FILE_NAME, FunctionEntry, PackageEntry, Port, PortRole, Task};
+use anec_bundle::{Bundle, FILE_NAME, FunctionEntry, PackageEntry, Port, PortRole, Task, WHOLE_TEXT};
 use anec_exec::Precision;
 
 /// Maximum number of tokens of a wide call; larger calls take no less time per token.
@@ -180,7 +180,7 @@ impl LoadedModel {
 
     /// Returns the maximum number of tokens of a model that takes a text in one call; `None` for other models.
     pub fn longest_text(&self) -> Option<u64> {
-        if self.bundle.model.classification().is_some() || self.bundle.model.band().is_none() {
+        if self.bundle.model.band() != Some(WHOLE_TEXT) {
             return None;
         }
         let route = self.plan.routes.last()?;

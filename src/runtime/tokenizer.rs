@@ -255,6 +255,20 @@ impl Tokenizer {
         self.special.contains(&id)
     }
 
+    /// Returns the special tokens that stand before and after a text.
+    ///
+    /// # Errors
+    /// If the tokenizer fails.
+    pub fn special_ends(&self) -> Result<[Vec<u32>; 2], RuntimeError> {
+        // a text of one word
+        let encoding = call(|| self.tokenizer.encode("a", true))?;
+        let ids = encoding.get_ids();
+        let is_special = |index: &usize| encoding.get_special_tokens_mask()[*index] == 1;
+        let before = (0..ids.len()).take_while(is_special).count();
+        let after = (before..ids.len()).rev().take_while(is_special).count();
+        Ok([ids[..before].to_vec(), ids[ids.len() - after..].to_vec()])
+    }
+
     /// Tokenizes a text without a begin token and returns each token's byte range and word number; a word is a unit
     /// that the tokenizer splits independently. Special tokens spelled out in the text are plain text.
     ///

@@ -19,7 +19,7 @@ use std::iter::repeat_n;
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
-use super::head::{Head, HeadActivation};
+use super::head::{Head, HeadActivation, HeadLayer};
 use super::naming::EncoderNaming;
 use super::{Encoder, EncoderLayer, ignore_heads, purpose};
 use crate::blocks::banded_attention::BandedAttention;
@@ -452,24 +452,25 @@ impl Tensors<'_, '_> {
             Purpose::SequenceClassification(classification) => {
                 Some(self.head(row.head, classification.labels.len() as u64)?)
             }
-            _ => {
-                let pooler = self.naming.name("pooler.*");
-                let heads = [
-                    "cls.*",
-                    "lm_head.*",
-                    "vocab_*",
-                    "discriminator_predictions.*",
-                    "generator_*",
-                    "predictions.*",
-                    "sop_classifier.*",
-                    "lm_predictions.*",
-                    "mask_predictions.*",
-                    "pooler.*",
-                ];
-                ignore_heads(self.ledger, &[&[pooler.as_str()], &heads[..]].concat());
-                None
-            }
+            Purpose::TokenClassification(set) => Some(self.token_head(set.labels.len() as u64)?),
+            _ => None,
         };
+        if !matches!(purpose, Purpose::SequenceClassification(_)) {
+            let pooler = self.naming.name("pooler.*");
+            let heads = [
+                "cls.*",
+                "lm_head.*",
+                "vocab_*",
+                "discriminator_predictions.*",
+                "generator_*",
+                "predictions.*",
+                "sop_classifier.*",
+                "lm_predictions.*",
+                "mask_predictions.*",
+                "pooler.*",
+            ];
+            ignore_heads(self.ledger, &[&[pooler.as_str()], &heads[..]].concat());
+        }
         self.ledger.ignore(&self.naming.name("embeddings.position_ids"), "positions are computed");
         let embedding_norm = self.norm("embeddings.LayerNorm", "embedding_norm", embedding_size)?;
         let embedding_projection = match (row.embeddings, config.embedding_size) {
@@ -570,7 +571,18 @@ impl Tensors<'_, '_> {
         let output = self.linear(output, "score", Role::LmHead, [labels, hidden], "labels of id2label, hidden_size")?;
         self.naming = naming;
         let activation = self.config.disentangled.as_ref().map(|own| HeadActivation::Hidden(own.pooler_hidden_act));
-        Ok(Head { dense, activation: activation.unwrap_or(self.row.head_activation), norm: None, output })
+        let activation = activation.unwrap_or(self.row.head_activation);
+        Ok(Head { layer: Some(HeadLayer { dense, activation, norm: None }), output })
+    }
+
+    /// `W_out x + b`
+    fn token_head(&mut self, labels: u64) -> Result<Head> {
+        let naming = self.naming;
+        self.naming = naming.outside();
+        let shape = [labels, self.config.hidden_size];
+        let output = self.linear("classifier", "score", Role::LmHead, shape, "labels of id2label, hidden_size")?;
+        self.naming = naming;
+        Ok(Head { layer: None, output })
     }
 
     /// Biases of attention by distance, `[2 FARTHEST + 1, heads]`, the token farthest before first.

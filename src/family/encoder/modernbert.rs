@@ -11,7 +11,7 @@
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
-use super::head::{Head, HeadActivation};
+use super::head::{Head, HeadActivation, HeadLayer};
 use super::naming::EncoderNaming;
 use super::{Encoder, EncoderLayer, ignore_heads, purpose};
 use crate::blocks::banded_attention::BandedAttention;
@@ -199,6 +199,7 @@ impl Tensors<'_, '_> {
         let shape = [config.vocab_size, config.hidden_size];
         let head = match &purpose {
             Purpose::SequenceClassification(classification) => Some(self.head(classification.labels.len() as u64)?),
+            Purpose::TokenClassification(set) => Some(self.head(set.labels.len() as u64)?),
             _ => {
                 ignore_heads(self.ledger, &["head.*", "decoder.*", "cls.*"]);
                 None
@@ -290,7 +291,8 @@ impl Tensors<'_, '_> {
         let norm = self.norm("head.norm", "norm")?;
         let output = self.linear("classifier", "score", Role::LmHead, [labels, hidden], true)?;
         self.naming = naming;
-        Ok(Head { dense, activation: HeadActivation::Hidden(config.classifier_activation), norm: Some(norm), output })
+        let activation = HeadActivation::Hidden(config.classifier_activation);
+        Ok(Head { layer: Some(HeadLayer { dense, activation, norm: Some(norm) }), output })
     }
 
     fn norm(&mut self, tensor: &str, name: &'static str) -> Result<Norm> {

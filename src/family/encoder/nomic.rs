@@ -176,7 +176,7 @@ pub(super) fn open(
     let keys = if config.contains_key("n_embd") { keys.named(PUBLISHED_KEYS) } else { keys };
     let config = NomicBertConfig::read(&keys, acknowledged)?;
     let purpose = purpose(&keys, Pooling::Cls)?;
-    if let Purpose::SequenceClassification(_) = &purpose {
+    if !matches!(purpose, Purpose::TextEmbedding { .. }) {
         return Err(keys.value("architectures", "an encoder alone, or one for masked tokens").into());
     }
     keys.finish(ROPE.name, &[NEUTRAL_KEYS, NEUTRAL].concat(), acknowledged)?;

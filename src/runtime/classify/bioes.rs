@@ -1,9 +1,15 @@
-//! Decoder for BIOES labels: `O` outside, `B-x` at the beginning of a span of kind x, `I-x` inside, `E-x` at its end,
+//! Decoder for labels of tokens that form spans.
+//!
+//! With BIOES labels: `O` outside, `B-x` at the beginning of a span of kind x, `I-x` inside, `E-x` at its end,
 //! `S-x` for a span of one token. The Viterbi algorithm finds the best sequence of labels that forms whole spans.
 //!
 //! `O`, `E` and `S` are followed by `O`, `B` or `S`; `B-x` and `I-x` by `I-x` or `E-x`. A text begins as after `O` and
 //! ends as before `O`. The score of a sequence is the sum of its logits plus a bias for each transition, if a
 //! calibration provides biases, as in the decoder of OpenAI's privacy filter.
+//!
+//! Other labels (`B-x`, `I-x` and `O`; or any names, such as parts of speech) don't depend on each other: each token
+//! has the label of its largest logit. A span is a run of tokens of one kind, and ends before a label `B-x` or `O`: the
+//! simple aggregation of transformers' token classification.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -53,6 +59,8 @@ pub struct Scheme {
     labels: Vec<String>,
     places: Vec<(BioesTag, usize)>,
     kinds: Vec<String>,
+    /// Whether labels are BIOES, of which only some may follow each other.
+    whole_spans: bool,
 }
 
 impl Scheme {
@@ -67,24 +75,17 @@ impl Scheme {
         }
     }
 
-    /// Parses labels.
+    /// Parses labels. They are BIOES if all have one of its forms and some begin with `E-` or `S-`.
     ///
     /// # Errors
-    /// If a label has none of the five forms, or `O` is missing.
+    /// If BIOES labels lack `O`.
     pub fn new(labels: &[String]) -> Result<Self, RuntimeError> {
-        let mut scheme = Scheme { labels: labels.to_vec(), places: Vec::new(), kinds: Vec::new() };
-        for label in labels {
-            let (place, kind) = match label.split_once('-') {
-                None if label == "O" => (BioesTag::Outside, ""),
-                Some(("B", kind)) => (BioesTag::Begin, kind),
-                Some(("I", kind)) => (BioesTag::Inside, kind),
-                Some(("E", kind)) => (BioesTag::End, kind),
-                Some(("S", kind)) => (BioesTag::Single, kind),
-                _ => {
-                    let problem = format!("label `{label}` isn't O, or B-, I-, E- or S- with a kind of span");
-                    return Err(RuntimeError::Labels { problem });
-                }
-            };
+        let tags: Option<Vec<_>> = labels.iter().map(|label| tag(label)).collect();
+        let tags = tags.filter(|tags| tags.iter().any(|(tag, _)| matches!(tag, BioesTag::End | BioesTag::Single)));
+        let whole_spans = tags.is_some();
+        let tags = tags.unwrap_or_else(|| labels.iter().map(|label| loose_tag(label)).collect());
+        let mut scheme = Scheme { labels: labels.to_vec(), places: Vec::new(), kinds: Vec::new(), whole_spans };
+        for (place, kind) in tags {
             let known = scheme.kinds.iter().position(|known| known == kind);
             let index = match (place, known) {
                 (BioesTag::Outside, _) => 0,
@@ -96,7 +97,7 @@ impl Scheme {
             };
             scheme.places.push((place, index));
         }
-        match scheme.places.iter().any(|(place, _)| *place == BioesTag::Outside) {
+        match !whole_spans || scheme.places.iter().any(|(place, _)| *place == BioesTag::Outside) {
             true => Ok(scheme),
             false => Err(RuntimeError::Labels { problem: "none of the labels is O".into() }),
         }
@@ -117,14 +118,63 @@ impl Scheme {
         self.places[usize::from(label)]
     }
 
+    /// Returns whether the token of a label belongs to a span of `kind` that ends with the token before.
+    pub fn continues(&self, kind: usize, label: u16) -> bool {
+        let (place, of) = self.place(label);
+        place.continues() && of == kind
+    }
+
+    /// Returns whether a text may begin with a label.
+    fn may_begin(&self, label: u16) -> bool {
+        !(self.whole_spans && self.place(label).0.continues())
+    }
+
+    /// Returns whether a text may end with a label.
+    fn may_end(&self, label: u16) -> bool {
+        !(self.whole_spans && self.place(label).0.is_open())
+    }
+
+    /// Checks that labels depend on each other if there are biases.
+    ///
+    /// # Errors
+    /// If biases other than zero are given for such labels.
+    pub fn check(&self, biases: &Biases) -> Result<(), RuntimeError> {
+        if self.whole_spans || *biases == Biases::default() {
+            return Ok(());
+        }
+        let problem = "a calibration biases labels of the forms B-, I-, E- and S-, which the model doesn't have".into();
+        Err(RuntimeError::Labels { problem })
+    }
+
     /// Returns whether one label may follow another.
     pub fn may_follow(&self, before: u16, after: u16) -> bool {
+        if !self.whole_spans {
+            return true;
+        }
         let ((before, kind), (after, next_kind)) = (self.place(before), self.place(after));
         match before.is_open() {
             true => after.continues() && kind == next_kind,
             false => !after.continues(),
         }
     }
+}
+
+/// Position and kind of a BIOES label.
+fn tag(label: &str) -> Option<(BioesTag, &str)> {
+    match label.split_once('-') {
+        None if label == "O" => Some((BioesTag::Outside, "")),
+        Some(("B", kind)) => Some((BioesTag::Begin, kind)),
+        Some(("I", kind)) => Some((BioesTag::Inside, kind)),
+        Some(("E", kind)) => Some((BioesTag::End, kind)),
+        Some(("S", kind)) => Some((BioesTag::Single, kind)),
+        _ => None,
+    }
+}
+
+/// Position and kind of a label of any name.
+fn loose_tag(label: &str) -> (BioesTag, &str) {
+    let begun = tag(label).filter(|(tag, _)| !matches!(tag, BioesTag::End | BioesTag::Single));
+    begun.unwrap_or((BioesTag::Inside, label))
 }
 
 /// Biases of transitions: zero for the plain decoder; others give more or fewer spans.
@@ -239,7 +289,7 @@ impl Viterbi {
                         (best, from) = (score, *before);
                     }
                 }
-            } else if !self.scheme.places[after].0.continues() {
+            } else if self.scheme.may_begin(after as u16) {
                 best = 0.0;
             }
             self.next[after] = best + logit;
@@ -265,8 +315,10 @@ impl Viterbi {
         if open == 0 {
             return;
         }
-        let ends = (0..self.scores.len()).filter(|label| !self.scheme.places[*label].0.is_open());
-        let best = ends.max_by(|a, b| self.scores[*a].total_cmp(&self.scores[*b])).unwrap_or(0);
+        let ends = (0..self.scores.len()).filter(|label| self.scheme.may_end(*label as u16));
+        // the first of equals, as everywhere
+        let best =
+            ends.reduce(|best, label| if self.scores[label] > self.scores[best] { label } else { best }).unwrap_or(0);
         let path = self.path(open - 1, best as u16);
         labels.extend(path);
         self.back.clear();
@@ -370,6 +422,21 @@ mod tests {
         (0..length).fold(vec![vec![]], |all, _| {
             all.iter().flat_map(|s: &Vec<u16>| (0..labels).map(move |l| [&s[..], &[l]].concat())).collect()
         })
+    }
+
+    /// Labels that aren't BIOES are chosen token by token, the first of equals.
+    #[test]
+    fn other_labels_are_those_of_the_largest_logits() {
+        let labels = ["O", "B-x", "I-x", "noun"].map(String::from);
+        let scheme = Arc::new(Scheme::new(&labels).unwrap());
+        let places = (0..4).map(|label| scheme.place(label)).collect::<Vec<_>>();
+        assert_eq!(places[0].0, BioesTag::Outside);
+        assert_eq!(places[1..], [(BioesTag::Begin, 0), (BioesTag::Inside, 0), (BioesTag::Inside, 1)]);
+        let rows = [[0.0, 0.0, 3.0, 1.0], [5.0, 5.0, 5.0, 5.0], [0.0, 2.0, 1.0, f32::NAN], [0.0, 1.0, 2.0, 4.0]];
+        let rows: Vec<Vec<f32>> = rows.iter().cycle().take(400).map(|row| row.to_vec()).collect();
+        let expected: Vec<u16> = [2, 0, 1, 3].into_iter().cycle().take(400).collect();
+        assert_eq!(decode(&scheme, Biases::default(), &rows), expected);
+        assert!(scheme.continues(0, 2) && !scheme.continues(1, 2) && !scheme.continues(0, 1));
     }
 
     proptest! {

@@ -78,6 +78,10 @@ pub struct Redactor {
     blocks: Blocks,
     windows: Windows,
     viterbi: Viterbi,
+    /// Special tokens after a text.
+    after: Vec<u32>,
+    /// Number of special tokens before the text whose logits haven't come yet.
+    skipped: usize,
     /// Tokens whose labels are undecided.
     tokens: VecDeque<TokenEntry>,
     /// Text from `done` on.
@@ -101,14 +105,19 @@ impl Redactor {
     /// # Errors
     /// If the model doesn't label spans, has no tokenizer, or has no such kind.
     pub fn new(model: &Arc<LoadedModel>, kinds: &[String], biases: Biases, window: Option<u64>) -> Result<Self> {
-        let windows = Windows::new(model, window, Hidden::No)?;
+        let mut windows = Windows::new(model, window, Hidden::No)?;
         let scheme = Arc::new(Scheme::of(model)?);
+        scheme.check(&biases)?;
         if let Some(unknown) = kinds.iter().find(|kind| !scheme.kinds().contains(kind)) {
             let problem = format!("the model has no spans `{unknown}`; it has {}", list(scheme.kinds()));
             return Err(RuntimeError::Labels { problem }.into());
         }
         let tokenizer = Arc::new(Tokenizer::of(model.bundle(), model.folder())?);
+        let [before, after] = tokenizer.special_ends()?;
+        windows.push(&before, &mut Vec::new())?;
         Ok(Redactor {
+            after,
+            skipped: before.len(),
             wanted: scheme.kinds().iter().map(|kind| kinds.is_empty() || kinds.contains(kind)).collect(),
             blocks: Blocks::new(tokenizer),
             windows,
@@ -184,9 +193,13 @@ impl Redactor {
         let (mut logits, mut labels) = (Vec::new(), Vec::new());
         self.windows.push(&ids, &mut logits)?;
         if ended {
+            self.windows.push(&self.after, &mut logits)?;
             self.windows.finish(&mut logits)?;
         }
-        logits.chunks_exact(width).for_each(|row| self.viterbi.push(row, &mut labels));
+        let rows = logits.chunks_exact(width);
+        let skipped = self.skipped.min(rows.len());
+        self.skipped -= skipped;
+        rows.skip(skipped).for_each(|row| self.viterbi.push(row, &mut labels));
         if ended {
             self.viterbi.finish(&mut labels);
         }
@@ -207,7 +220,7 @@ impl Redactor {
     /// Processes a token whose label is decided.
     fn take(&mut self, token: &TokenEntry, label: u16, sink: Sink<'_>) -> Result<()> {
         let (place, kind) = self.scheme.place(label);
-        if matches!(place, BioesTag::Outside | BioesTag::Begin | BioesTag::Single) {
+        if self.span.as_ref().is_some_and(|span| !self.scheme.continues(span.kind, label)) {
             self.close(sink)?;
         }
         if place == BioesTag::Outside || !self.wanted[kind] {

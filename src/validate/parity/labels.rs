@@ -7,7 +7,7 @@ use crate::measure::{LogitMeasures, RowMeasures};
 use crate::trial::not_run;
 use crate::verdict::Check;
 use anec_base::Result;
-use anec_bundle::{Stage, TokenCount};
+use anec_bundle::{Stage, TokenCount, WHOLE_TEXT};
 use anec_runtime::Hidden;
 use anec_runtime::classify::windows::Windows;
 
@@ -41,7 +41,8 @@ impl Comparison<'_> {
     fn window_sizes(&self) -> BTreeSet<u64> {
         let bundle = self.candidate.model.bundle();
         // a text that must fit into one call has no windows
-        let Some(classification) = bundle.model.classification() else { return BTreeSet::new() };
+        let in_windows = bundle.model.classification().filter(|found| found.label_set.band != WHOLE_TEXT);
+        let Some(classification) = in_windows else { return BTreeSet::new() };
         let least = 2 * classification.halo + 1;
         let layers = bundle.functions.iter().filter(|entry| matches!(entry.stage, Stage::Layers { .. }));
         let sizes = layers.flat_map(|entry| match entry.tokens {
