@@ -8,6 +8,7 @@ use crate::common::defect::{replace_constant, with_program};
 use crate::common::folder;
 
 use anec::mil::Op;
+use anec::package;
 use folder::{json, repository, run};
 use rayon::prelude::*;
 use safetensors::SafeTensors;
@@ -49,6 +50,27 @@ const FORMS: [&[&str]; 9] = [
 
 /// Where experts are computed, in models that have some.
 const EXPERTS: [&str; 3] = ["experts=split", "experts=routed", "experts=packed"];
+
+#[test]
+fn queries_and_keys_are_fp16_and_values_int8_where_a_manifest_asks_for_it() {
+    let room = tempfile::tempdir().unwrap();
+    let out = room.path().join("out");
+    let out = out.to_str().unwrap();
+    let overrides = "quant.overrides={attention_qkv: {weights: none}, attention_v: {weights: int8}}";
+    let sets = ["--set", "quant.granularity=per_channel", "--set", overrides];
+    let (code, _, stderr) = run(&[&["convert", "--no-measure", "-m", "demo", "--out", out][..], &sets].concat());
+    assert_eq!(code, 0, "{stderr}");
+    let (code, stdout, _) = run(&["validate", out, "--structure"]);
+    assert_eq!(code, 0, "{stdout}");
+    let first = json(&Path::new(out).join("bundle.json"))["packages"][0]["package"].as_str().unwrap().to_owned();
+    let program = package::open(&Path::new(out).join(first)).unwrap().program;
+    let compressed: Vec<&str> =
+        program.functions[0].ops().filter(|op| op.is_constexpr()).map(|op| op.name.as_str()).collect();
+    for (projection, is_compressed) in [("q_proj", false), ("k_proj", false), ("v_proj", true), ("o_proj", true)] {
+        let found = compressed.iter().any(|name| name.contains(&format!("layers_0_attn_{projection}")));
+        assert_eq!(found, is_compressed, "{projection}: {compressed:?}");
+    }
+}
 
 /// The first model of every family, with a form.
 fn models() -> Vec<(String, Vec<&'static str>)> {

@@ -9,7 +9,7 @@
 //! later measurements of the same model and text read it. Codes are rounded to nearest; error feedback would lower all
 //! losses alike.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Instant;
 
@@ -118,6 +118,8 @@ struct Saved {
 /// Weights of one role and layer.
 struct Group {
     role: Role,
+    /// Roles of the weights: those of `role`, or `role` alone.
+    roles: BTreeSet<Role>,
     layer: Option<usize>,
     /// Rows and columns of each weight, by key.
     shapes: BTreeMap<String, (u64, u64)>,
@@ -232,23 +234,32 @@ fn inputs(manifest: &Manifest, opened: &Opened, tokens: usize) -> Result<String>
     Ok(hexadecimal(&Sha256::digest(of.to_string())))
 }
 
-/// Returns the projections by role and layer, except those that the manifest names a format for.
+/// Returns the projections by role and layer, except those that the manifest names a format for. Roles of a group are
+/// one, unless the manifest names one of them.
 fn groups(manifest: &Manifest, opened: &Opened, plan: &ConvertPlan) -> Result<Vec<Group>> {
     let mut groups: BTreeMap<(usize, Role), Group> = BTreeMap::new();
+    let quant = &manifest.quant;
     let said = |role: Role, layer: Option<usize>| {
-        let of_layer = |layer: usize| {
-            let mut own = manifest.quant.layers.iter().filter(|own| (own.range[0]..own.range[1]).contains(&layer));
-            own.any(|own| own.overrides.contains_key(&role))
+        let names = |overrides: &BTreeMap<Role, QuantOverride>| {
+            overrides.contains_key(&role) || overrides.contains_key(&role.group())
         };
-        manifest.quant.overrides.contains_key(&role) || layer.is_some_and(of_layer)
+        let of_layer = |layer: usize| {
+            let mut own = quant.layers.iter().filter(|own| (own.range[0]..own.range[1]).contains(&layer));
+            own.any(|own| names(&own.overrides))
+        };
+        names(&quant.overrides) || layer.is_some_and(of_layer)
     };
+    let mut named = quant.layers.iter().map(|own| &own.overrides).chain([&quant.overrides]).flat_map(BTreeMap::keys);
+    let apart = named.any(|role| role.group() != *role);
     for package in &plan.packages {
         let (_, weights) = observed::built(&*opened.model, &plan.form, &package.functions[0])?;
         for weight in weights {
             let (role, layer) = (weight.role, weight.layer);
             if role.is_projection() && !said(role, layer) {
-                let place = (layer.unwrap_or(usize::MAX), role);
-                let group = groups.entry(place).or_insert_with(|| Group { role, layer, shapes: BTreeMap::new() });
+                let of = if apart { role } else { role.group() };
+                let new = || Group { role: of, roles: BTreeSet::new(), layer, shapes: BTreeMap::new() };
+                let group = groups.entry((layer.unwrap_or(usize::MAX), of)).or_insert_with(new);
+                group.roles.insert(role);
                 let columns = weight.weight.elements() / weight.channels.max(1);
                 group.shapes.insert(weight.weight.key(), (weight.channels, columns));
             }
@@ -336,7 +347,7 @@ impl Measurement {
             Stage::FeedForward { .. } | Stage::Experts { .. } | Stage::Model { .. } => false,
         });
         let Some(package) = package else { return Err(CalibrateError::NothingToChoose.into()) };
-        self.change(package, group.role, format)?;
+        self.change(package, &group.roles, format)?;
         let logits = self.behind(first);
         self.substitute.clear();
         let (logits, width) = (logits?, self.plain.bundle.model.vocab_size as usize);
@@ -356,12 +367,14 @@ impl Measurement {
         self.head(&hidden)
     }
 
-    /// Replaces a package's function by one with a role in another format.
-    fn change(&self, package: &PackagePlan, role: Role, format: QuantOverride) -> Result<()> {
+    /// Replaces a package's function by one with some roles in another format.
+    fn change(&self, package: &PackagePlan, roles: &BTreeSet<Role>, format: QuantOverride) -> Result<()> {
+        let unquantized = QuantOverride { weights: Some(WeightFormat::None), ..QuantOverride::default() };
+        let of = |role: Role| (role, if roles.contains(&role) { format } else { unquantized });
         let quant = Quant {
             weights: WeightFormat::None,
             overflow: self.manifest.quant.overflow,
-            overrides: BTreeMap::from([(role, format)]),
+            overrides: Role::PROJECTIONS.into_iter().map(of).collect(),
             ..Quant::default()
         };
         let mut emitter = Emitter::new(&quant);

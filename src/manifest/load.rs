@@ -337,6 +337,28 @@ quant:
     }
 
     #[test]
+    fn queries_keys_and_values_have_formats_of_their_own() {
+        let text = "
+quant:
+  granularity: per_channel
+  overrides: { attention_qkv: { weights: none }, attention_v: { weights: int8 } }
+  layers:
+    - { range: [2, 3], overrides: { attention_qkv: { weights: palette6, granularity: per_tensor } } }
+    - { range: [3, 4], overrides: { attention_k: { weights: int4 } } }
+";
+        let m = read(text, &[]).unwrap();
+        let of = |layer| {
+            [Role::AttentionQ, Role::AttentionK, Role::AttentionV].map(|role| m.quant.of(role, layer).to_string())
+        };
+        assert_eq!(of(None), ["fp16", "fp16", "int8 per channel"]);
+        // a later entry for all of them wins
+        assert_eq!(of(Some(2)), ["palette6 per tensor"; 3]);
+        assert_eq!(of(Some(3)), ["fp16", "int4 per channel", "int8 per channel"]);
+        assert_eq!(m.quant.of(Role::AttentionOutput, None).to_string(), "int8 per channel");
+        assert_eq!(read(&m.to_yaml(), &[]).unwrap(), m);
+    }
+
+    #[test]
     fn a_plan_is_one_budget() {
         let plan = |text: &str| read("", &[&format!("quant.plan={text}")]);
         assert_eq!(plan("{bits: 5}").unwrap().quant.plan, Some(QuantPlan::Bits(5.0)));

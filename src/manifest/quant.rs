@@ -25,8 +25,15 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum Role {
-    /// Query, key and value projections of attention.
+    /// Query, key and value projections of attention, where they have no role of their own, and its gate. Input
+    /// projections of other token mixers.
     AttentionQkv,
+    /// Query projection of attention; as `attention_qkv` unless named.
+    AttentionQ,
+    /// Key projection of attention; as `attention_qkv` unless named.
+    AttentionK,
+    /// Value projection of attention; as `attention_qkv` unless named.
+    AttentionV,
     /// Output projection of attention.
     AttentionOutput,
     /// Gate and up projections of the feed-forward network.
@@ -51,12 +58,29 @@ pub enum Role {
 
 impl Role {
     /// Roles of projections.
-    pub const PROJECTIONS: [Role; 6] =
-        [Role::AttentionQkv, Role::AttentionOutput, Role::MlpUp, Role::MlpDown, Role::Expert, Role::LmHead];
+    pub const PROJECTIONS: [Role; 9] = [
+        Role::AttentionQkv,
+        Role::AttentionQ,
+        Role::AttentionK,
+        Role::AttentionV,
+        Role::AttentionOutput,
+        Role::MlpUp,
+        Role::MlpDown,
+        Role::Expert,
+        Role::LmHead,
+    ];
 
     /// Whether weights of this role are projections, the only ones that may be quantized.
     pub fn is_projection(self) -> bool {
         Role::PROJECTIONS.contains(&self)
+    }
+
+    /// Role whose exceptions apply where this one has none.
+    pub fn group(self) -> Role {
+        match self {
+            Role::AttentionQ | Role::AttentionK | Role::AttentionV => Role::AttentionQkv,
+            role => role,
+        }
     }
 }
 
@@ -110,10 +134,13 @@ impl Quant {
         if !role.is_projection() {
             return NumberFormat::FP16;
         }
-        let own = self.overrides.get(&role).copied().unwrap_or_default();
-        let of_layer = |own: &&QuantLayers| layer.is_some_and(|layer| (own.range[0]..own.range[1]).contains(&layer));
-        let of_layer = self.layers.iter().filter(of_layer).filter_map(|own| own.overrides.get(&role));
-        let own = of_layer.fold(own, |own, later| later.or(own));
+        let of_role = |overrides: &BTreeMap<Role, QuantOverride>| {
+            let of = |role| overrides.get(&role).copied().unwrap_or_default();
+            of(role).or(of(role.group()))
+        };
+        let is_of_layer = |own: &&QuantLayers| layer.is_some_and(|layer| (own.range[0]..own.range[1]).contains(&layer));
+        let of_layers = self.layers.iter().filter(is_of_layer).map(|own| of_role(&own.overrides));
+        let own = of_layers.fold(of_role(&self.overrides), |own, later| later.or(own));
         let weights = own.weights.unwrap_or(self.weights);
         if weights == WeightFormat::None {
             return NumberFormat::FP16;

@@ -71,9 +71,9 @@ impl<'a, 'b> Tensors<'a, 'b> {
             let bias = config.attention_bias.then(|| self.take(&bias, &[rows], because)).transpose()?;
             Ok(Linear { name, role, weight, bias })
         };
-        let query = projection("q_proj", "q_proj", Role::AttentionQkv, queries, hidden)?;
-        let key = projection("k_proj", "k_proj", Role::AttentionQkv, keys, hidden)?;
-        let value = projection("v_proj", "v_proj", Role::AttentionQkv, keys, hidden)?;
+        let query = projection("q_proj", "q_proj", Role::AttentionQ, queries, hidden)?;
+        let key = projection("k_proj", "k_proj", Role::AttentionK, keys, hidden)?;
+        let value = projection("v_proj", "v_proj", Role::AttentionV, keys, hidden)?;
         let output = projection("o_proj", "o_proj", Role::AttentionOutput, hidden, queries)?;
         let sinks = self.take(&format!("{prefix}.sinks"), &[config.num_attention_heads], "num_attention_heads")?;
         Ok(BandedAttention {

@@ -518,10 +518,12 @@ impl Tensors<'_, '_> {
         let row = self.row;
         let name = |part: &str| row.tensor(index, part);
         let square = "hidden_size, hidden_size";
-        let mut qkv = |tensor: &str, own| {
-            self.linear(&name(&format!("attention.self.{tensor}")), own, Role::AttentionQkv, [hidden, hidden], square)
+        let mut linear = |tensor: &str, own, role| {
+            self.linear(&name(&format!("attention.self.{tensor}")), own, role, [hidden, hidden], square)
         };
-        let (query, key, value) = (qkv("query", "q_proj")?, qkv("key", "k_proj")?, qkv("value", "v_proj")?);
+        let query = linear("query", "q_proj", Role::AttentionQ)?;
+        let key = linear("key", "k_proj", Role::AttentionK)?;
+        let value = linear("value", "v_proj", Role::AttentionV)?;
         let distances = config.disentangled.as_ref().zip(relative);
         let distances =
             distances.map(|(own, relative)| self.distance_tables(own, relative, index, [&query, &key])).transpose()?;

@@ -245,9 +245,9 @@ impl Tensors<'_, '_> {
         };
         let linear = |name, role, weight| Linear { name, role, weight, bias: None };
         let attention = BandedAttention {
-            query: linear("q_proj", Role::AttentionQkv, query),
-            key: linear("k_proj", Role::AttentionQkv, key),
-            value: linear("v_proj", Role::AttentionQkv, value),
+            query: linear("q_proj", Role::AttentionQ, query),
+            key: linear("k_proj", Role::AttentionK, key),
+            value: linear("v_proj", Role::AttentionV, value),
             output: linear("o_proj", Role::AttentionOutput, self.weight(index, "self_attn.o_proj", [hidden, heads])?),
             qk_norm: None,
             sinks: None,

@@ -72,24 +72,25 @@ impl Tensors<'_, '_> {
             )?,
             bias: output_bias.then(|| self.layer_bias(index, "self_attn.o_proj", config.hidden_size)).transpose()?,
         };
-        let qkv = |name, weight, bias| Linear { name, role: Role::AttentionQkv, weight, bias };
+        let linear = |name, role, weight, bias| Linear { name, role, weight, bias };
         let (query, gate) = if config.gated_attention {
             let [query, gate] = self.query_and_gate(index, query)?;
             let [query_bias, gate_bias] = match query_bias {
                 Some(bias) => self.query_and_gate(index, bias)?.map(Some),
                 None => [None, None],
             };
-            (qkv("q_proj", query, query_bias), Some(qkv("gate_proj", gate, gate_bias)))
+            let gate = linear("gate_proj", Role::AttentionQkv, gate, gate_bias);
+            (linear("q_proj", Role::AttentionQ, query, query_bias), Some(gate))
         } else {
-            (qkv("q_proj", query, query_bias), None)
+            (linear("q_proj", Role::AttentionQ, query, query_bias), None)
         };
         let heads = config.heads_of(index);
         let (query_norm, key_norm) = self.qk_norm(index)?;
         let value_norm = config.value_norm && key.is_some();
         Ok(Attention {
             query,
-            key: key.map(|key| qkv("k_proj", key, key_bias)),
-            value: value.map(|value| qkv("v_proj", value, value_bias)),
+            key: key.map(|key| linear("k_proj", Role::AttentionK, key, key_bias)),
+            value: value.map(|value| linear("v_proj", Role::AttentionV, value, value_bias)),
             gate,
             output,
             query_norm,
@@ -208,11 +209,12 @@ impl Tensors<'_, '_> {
             let bias = config.qkv_bias.then(|| self.layer_bias(index, tensor, rows)).transpose()?;
             Ok(Linear { name, role, weight, bias })
         };
-        let qkv = Role::AttentionQkv;
-        let query = linear("q_proj", "self_attn.q_proj", qkv, queries, hidden)?;
-        let key = linear("k_proj", "self_attn.k_proj", qkv, keys, hidden)?;
-        let value = linear("v_proj", "self_attn.qkv_proj.v_proj_current", qkv, values, hidden)?;
-        let mut delayed_value = linear("v_delayed_proj", "self_attn.qkv_proj.v_proj_delayed", qkv, values, hidden)?;
+        let query = linear("q_proj", "self_attn.q_proj", Role::AttentionQ, queries, hidden)?;
+        let key = linear("k_proj", "self_attn.k_proj", Role::AttentionK, keys, hidden)?;
+        let mut of_value = |name, part: &str| {
+            linear(name, &format!("self_attn.qkv_proj.v_proj_{part}"), Role::AttentionV, values, hidden)
+        };
+        let (value, mut delayed_value) = (of_value("v_proj", "current")?, of_value("v_delayed_proj", "delayed")?);
         let output = linear("o_proj", "self_attn.o_proj", Role::AttentionOutput, hidden, queries)?;
         // the delayed value before the first token is the bias: the projection of zeros
         let shift = [1.0, 0.0].repeat(values as usize);
