@@ -127,6 +127,65 @@ fn token_logits(model: &Arc<LoadedModel>, text: &EncodedText) -> Vec<f32> {
     Windows::new(model, None, Hidden::No).unwrap().label(&text.ids).unwrap().logits
 }
 
+/// A head's score matrix of 2^20 elements is computed in parts; rows of scores don't depend on each other.
+#[test]
+fn queries_of_long_calls_are_computed_in_chunks() {
+    let room = tempfile::tempdir().unwrap();
+    let softmaxes = |model: &LoadedModel, out: &Path| -> usize {
+        let entry = &model.bundle().packages[0];
+        let program = anec::package::open(&out.join(&entry.package)).unwrap().program;
+        program.functions[0].ops().filter(|op| op.operator == "softmax").count()
+    };
+    for (name, sets) in [
+        ("embeddinggemma", &[][..]),
+        ("embeddinggemma", &["attention=grouped"]),
+        ("modernbert-cls", &["layout=bc1s"]),
+        ("nomic-mean", &[]),
+    ] {
+        let source = room.path().join(format!("{name}-{}", sets.len()));
+        model::copy(&fixture(name), &source);
+        for key in ["max_position_embeddings", "n_positions"] {
+            let path = source.join("config.json");
+            if folder::json(&path)[key].is_number() {
+                model::edit_json(&path, |config| config[key] = json!(1100));
+            }
+        }
+        let vector = |lengths: &str, label: &str| {
+            let out = source.join(label);
+            let sets = [&["context=1100", lengths][..], sets].concat();
+            let model = convert(&source, &out, &sets);
+            let text = EncodedText { ids: (0..1100).map(|id| 5 + id * 7 % 60).collect(), types: Vec::new() };
+            (Embedder::new(&model, None).unwrap().embed(&text).unwrap(), softmaxes(&model, &out))
+        };
+        let (whole, of_whole) = vector("lengths={range: [1, 1100]}", "whole");
+        let (chunked, of_chunks) = vector("lengths={fixed: [1100]}", "chunked");
+        assert_eq!(of_chunks, 2 * of_whole, "{name}");
+        assert!(largest_difference(&whole, &chunked) < 1e-5, "{name}: {}", largest_difference(&whole, &chunked));
+    }
+}
+
+/// Decoders, with sinks and with several query heads for each head of keys.
+#[test]
+fn queries_of_long_prefill_calls_are_computed_in_chunks() {
+    let room = tempfile::tempdir().unwrap();
+    let tokens: Vec<u32> = (0..1100).map(|id| 5 + id * 7 % 60).collect();
+    for (family, attention) in
+        [("gpt_oss-default", "per_head"), ("gpt_oss-default", "grouped"), ("qwen3-default", "grouped")]
+    {
+        let source = room.path().join(format!("{family}-{attention}"));
+        model::copy(&folder::repository("tests/fixtures/families").join(family), &source);
+        model::edit_json(&source.join("config.json"), |config| config["max_position_embeddings"] = json!(1200));
+        let attention = format!("attention={attention}");
+        let last = |lengths: &str, label: &str| {
+            let model = convert(&source, &source.join(label), &["context=1100", &attention, lengths]);
+            let ask = ForwardOptions::last();
+            model.start(1100).unwrap().forward(&tokens, &ask).unwrap().logits
+        };
+        let found = cosine(&last("lengths={fixed: [1, 1100]}", "long"), &last("lengths={range: [1, 4]}", "short"));
+        assert!(found > 0.999_999, "{family}, {attention}: {found}");
+    }
+}
+
 #[test]
 fn hidden_states_vectors_and_logits_agree_with_transformers_in_every_form() {
     let forms: [&[&str]; 5] = [

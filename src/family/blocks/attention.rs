@@ -293,9 +293,50 @@ fn grouped(
     g.ops.reshape(out, &[1, heads, -1, width])
 }
 
+/// Elements of a head's score matrix from which on results of the Neural Engine were corrupted (rule `score-matrix`).
+pub const SCORES_OF_CALL: u64 = 1 << 20;
+
+/// `softmax(q k^T + mask) v` of all queries, a chunk of them at a time where a head's scores would be too many. Rows of
+/// scores don't depend on each other.
+pub(super) fn softmax_product(
+    g: &mut Graph<'_>,
+    query: ValueId,
+    keys: ValueId,
+    values: ValueId,
+    mask: ValueId,
+    sinks: Option<ValueId>,
+    cap: Option<f64>,
+) -> ValueId {
+    let [Some(rows), Some(columns)] = [query, keys].map(|value| g.ops.ty(value).shape[2].fixed()) else {
+        return product_of_rows(g, query, keys, values, mask, sinks, cap);
+    };
+    let most = (SCORES_OF_CALL - 1) / columns.max(1);
+    if rows <= most || most == 0 {
+        return product_of_rows(g, query, keys, values, mask, sinks, cap);
+    }
+    // as equal as possible
+    let chunks = rows.div_ceil(most);
+    let parts: Vec<ValueId> = (0..chunks)
+        .map(|chunk| {
+            let own = rows * chunk / chunks..rows * (chunk + 1) / chunks;
+            g.scope(&format!("queries_{}", own.start), |g| {
+                // one row serves all queries
+                let part = |g: &mut Graph<'_>, x| match g.ops.ty(x).shape[2].fixed() {
+                    Some(1) => x,
+                    _ => g.ops.slice(x, 2, own.clone()),
+                };
+                let query = g.ops.slice(query, 2, own.clone());
+                let (mask, sinks) = (part(g, mask), sinks.map(|sinks| part(g, sinks)));
+                product_of_rows(g, query, keys, values, mask, sinks, cap)
+            })
+        })
+        .collect();
+    g.ops.concat(&parts, 2)
+}
+
 /// `softmax(q k^T + mask) v`. With sinks, `e^(s - m) / (sum e^(s - m) + e^(sink - m)) v` with the scores s and the
 /// maximum m of scores and sink: every exponential is between 0 and 1, and the sum is at least 1.
-pub(super) fn softmax_product(
+fn product_of_rows(
     g: &mut Graph<'_>,
     query: ValueId,
     keys: ValueId,
