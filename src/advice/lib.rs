@@ -37,4 +37,4 @@ pub mod tables;
 pub use asset::forecast_asset;
 pub use chips::{Chip, ChipError, ChipTable, ChipTarget};
 pub use forecast::{ForecastFinding, forecast};
-pub use predict::{ChipPrediction, ContextPrediction, predict};
+pub use predict::{CallPrediction, ChipPrediction, ContextPrediction, predict};

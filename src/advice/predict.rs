@@ -1,6 +1,6 @@
 //! Prediction of a conversion on a chip: time of every call, decode and prefill speed, memory, first load.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rayon::prelude::*;
 use schemars::JsonSchema;
@@ -13,7 +13,7 @@ use anec_base::Result;
 use anec_bundle::{Stage, TokenCount};
 use anec_convert::plan::ConvertPlan;
 use anec_convert::{WeightUse, Workload};
-use anec_family::FamilyModel;
+use anec_family::{FamilyModel, Purpose};
 use anec_manifest::{Manifest, Quant};
 
 /// Prediction for a chip.
@@ -27,6 +27,9 @@ pub struct ChipPrediction {
     pub functions: Vec<FunctionPrediction>,
     /// Speeds for each context.
     pub contexts: Vec<ContextPrediction>,
+    /// Calls of all functions for each number of tokens, ascending; only of models that don't generate text.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub calls: Vec<CallPrediction>,
     /// Memory in bytes with one function of each package loaded and the states of one text.
     pub loaded_bytes: u64,
     /// Memory in bytes with all functions loaded.
@@ -55,6 +58,15 @@ pub struct FunctionPrediction {
     pub time: PredictedTime,
 }
 
+/// Call of all functions by which a model that doesn't generate text processes one, or a part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct CallPrediction {
+    /// Tokens of the call.
+    pub tokens: u64,
+    /// Time of all functions.
+    pub milliseconds: f64,
+}
+
 /// Speeds for a context.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ContextPrediction {
@@ -73,6 +85,10 @@ pub struct ContextPrediction {
 /// Numbers of prompt and generated tokens of the text by which forms are compared, if the context can hold them.
 pub const TEXT: [u64; 2] = [512, 256];
 
+/// Numbers of tokens of the texts by which forms of models that don't generate text are compared, as far as the context
+/// holds them.
+pub const TEXTS: [u64; 5] = [32, 128, 480, 1900, 7600];
+
 /// Tokens over which the search spreads the time of a first load, which the system repeats after each update.
 pub const TOKENS_PER_LOAD: f64 = 1e5;
 
@@ -85,9 +101,15 @@ impl ChipPrediction {
     }
 
     /// Milliseconds per token of a text with `TEXT` prompt and generated tokens, or two thirds and one third of the
-    /// largest context if that is shorter. Each token uses the smallest context that holds it.
+    /// largest context if that is shorter. Each token uses the smallest context that holds it. Models that don't
+    /// generate text are compared by `TEXTS`.
     pub fn milliseconds_per_token(&self) -> f64 {
         let largest = self.contexts.last().map_or(1, |context| context.context);
+        if !self.calls.is_empty() {
+            let texts = texts(largest);
+            return texts.iter().map(|tokens| self.milliseconds_of_text(*tokens)).sum::<f64>()
+                / texts.iter().sum::<u64>() as f64;
+        }
         let [read, written] = text(largest);
         let holding = |tokens: u64| self.contexts.iter().find(|context| context.context >= tokens);
         let time = |position: u64, rate: fn(&ContextPrediction) -> f64| {
@@ -98,6 +120,21 @@ impl ChipPrediction {
             (read..read + written).map(|position| time(position, |context| context.decode_per_second)).sum();
         (reading + writing) / (read + written) as f64
     }
+
+    /// Milliseconds of a text of a model that doesn't generate any: as many of the largest calls as it fills, and the
+    /// smallest that holds the rest.
+    fn milliseconds_of_text(&self, tokens: u64) -> f64 {
+        let Some(largest) = self.calls.last() else { return f64::INFINITY };
+        let (full, rest) = (tokens / largest.tokens, tokens % largest.tokens);
+        let holding = self.calls.iter().find(|call| call.tokens >= rest).filter(|_| rest > 0);
+        full as f64 * largest.milliseconds + holding.map_or(0.0, |call| call.milliseconds)
+    }
+}
+
+/// Numbers of tokens of the compared texts that fit into a context.
+fn texts(context: u64) -> Vec<u64> {
+    let fitting: Vec<u64> = TEXTS.into_iter().filter(|tokens| *tokens <= context).collect();
+    if fitting.is_empty() { vec![context] } else { fitting }
 }
 
 /// Numbers of prompt and generated tokens that fit into a context.
@@ -194,11 +231,13 @@ pub fn predict(
         Ok(functions.collect::<Vec<_>>())
     });
     let functions = counted.collect::<Result<Vec<_>>>()?.concat();
-    targets.iter().map(|target| Ok(on_chip(manifest, plan, &functions, target)?)).collect()
+    let generates = model.facts().purpose == Purpose::TextGeneration;
+    targets.iter().map(|target| Ok(on_chip(manifest, generates, plan, &functions, target)?)).collect()
 }
 
 fn on_chip(
     manifest: &Manifest,
+    generates: bool,
     plan: &ConvertPlan,
     functions: &[PlannedFunction<'_>],
     target: &ChipTarget<'_>,
@@ -249,6 +288,12 @@ fn on_chip(
         prefill_tokens: most,
         prefill_per_second: 1e3 * most as f64 / layers(*context, most),
     });
+    let mut sizes: Vec<u64> = functions.iter().map(|function| function.tokens).filter(|_| !generates).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let largest = plan.contexts.last().copied().unwrap_or(1);
+    let whole =
+        |tokens: &u64| CallPrediction { tokens: *tokens, milliseconds: layers(largest, *tokens) + head(*tokens) };
     let numbers = SpeedPoints::built_in();
     let loaded = |function: &PlannedFunction<'_>| {
         let weights = function.weights.iter().map(|weight| reading(weight, &manifest.quant, target).0);
@@ -260,8 +305,12 @@ fn on_chip(
         let bytes = each.entry(function.package).or_default();
         *bytes = bytes.max(loaded(function));
     });
-    let stored: f64 =
-        plan.packages.iter().map(|package| package.weight_bytes as f64 * package.functions.len() as f64).sum();
+    // a function with a range of lengths is there twice
+    let mut seen = BTreeSet::new();
+    let distinct: Vec<_> = functions.iter().filter(|function| seen.insert((function.package, function.name))).collect();
+    let stored =
+        distinct.iter().flat_map(|function| &function.weights).map(|weight| weight.file_bytes(&manifest.quant));
+    let stored = stored.sum::<u64>() as f64;
     let mut weights: Vec<WeightUse> = functions.iter().flat_map(|function| function.weights.clone()).collect();
     weights.dedup();
     let mut notes = notes(&manifest.quant, &weights, target);
@@ -273,8 +322,9 @@ fn on_chip(
         evidence: "predicted",
         functions: functions.iter().zip(&works).map(|(function, work)| calls(function, work)).collect(),
         contexts: contexts.collect(),
+        calls: sizes.iter().map(whole).collect(),
         loaded_bytes: each.values().sum::<f64>() as u64 + plan.state_bytes(),
-        all_loaded_bytes: functions.iter().map(loaded).sum::<f64>() as u64 + plan.state_bytes(),
+        all_loaded_bytes: distinct.into_iter().map(loaded).sum::<f64>() as u64 + plan.state_bytes(),
         first_load_seconds: numbers.first_load.seconds_per_gb.map(|seconds| seconds * stored / 1e9),
         assumptions: rates.assumptions,
         notes,
@@ -299,4 +349,51 @@ fn work(manifest: &Manifest, plan: &ConvertPlan, function: &PlannedFunction<'_>,
         work.palette_weights += palette;
     }
     work
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anec_convert::open::{open, resolve};
+
+    fn predicted(folder: &str, text: &str) -> (ChipPrediction, u64) {
+        let source = format!("source={}", anec_testing::root().join(folder).display());
+        let manifest = Manifest::from_yaml(text, "test", &[source]).unwrap();
+        let opened = open(&manifest).unwrap();
+        let manifest = resolve(&manifest, &opened.source, &*opened.model);
+        let plan = ConvertPlan::new(&manifest, &*opened.model).unwrap();
+        let target = ChipTable::built_in().target("m4").unwrap();
+        (predict(&manifest, &*opened.model, &plan, &[target]).unwrap().remove(0), plan.weight_bytes())
+    }
+
+    #[test]
+    fn each_function_is_loaded_once_with_its_own_weights() {
+        // one function for a range of lengths
+        let (range, _) = predicted("demo/model", "{ context: 512, lengths: { range: [1, 4] } }");
+        assert_eq!(range.loaded_bytes, range.all_loaded_bytes);
+        let (two, weights) = predicted("demo/model", "{ context: 512, lengths: { fixed: [1, 4] } }");
+        assert!(two.all_loaded_bytes as f64 > two.loaded_bytes as f64 * 1.5);
+        let load =
+            |of: &ChipPrediction| of.first_load_seconds[1] / SpeedPoints::built_in().first_load.seconds_per_gb[1];
+        assert!((load(&two) * 1e9 / weights as f64 - 2.0).abs() < 0.2, "{} of {weights}", load(&two) * 1e9);
+        // a function of one expert holds that expert, and constants that all have
+        let [routed, split] = ["routed", "split"].map(|form| {
+            let text = format!("{{ context: 512, experts: {form}, lengths: {{ fixed: [1] }} }}");
+            load(&predicted("tests/fixtures/families/zaya-default", &text).0)
+        });
+        assert!((routed / split - 1.0).abs() < 0.5, "{routed} and {split}");
+    }
+
+    #[test]
+    fn models_that_generate_no_text_have_calls_instead_of_decode_speeds() {
+        let (encoder, _) = predicted("tests/fixtures/encoders/bert-mean", "lengths: { fixed: [8, 32] }");
+        let tokens: Vec<u64> = encoder.calls.iter().map(|call| call.tokens).collect();
+        assert_eq!(tokens, [8, 32]);
+        assert!(encoder.calls[0].milliseconds < encoder.calls[1].milliseconds);
+        assert!(predicted("demo/model", "context: 512").0.calls.is_empty());
+        // one full call and one for the rest
+        let [small, large] = [0, 1].map(|index| encoder.calls[index].milliseconds);
+        assert!((encoder.milliseconds_of_text(40) - small - large).abs() < 1e-12);
+        assert!((encoder.milliseconds_of_text(9) - large).abs() < 1e-12);
+    }
 }

@@ -8,6 +8,7 @@ use super::conversion::{smallest_cosine, totals};
 use super::forecast::{by_rule, place};
 use super::gates::{line, perplexities};
 use super::planned::{header, totals as plan_totals};
+use super::prediction::{call_cells, context_cells};
 use super::table::table;
 use super::{bytes, counted};
 use anec_advice::{ChipPrediction, ForecastFinding};
@@ -214,31 +215,25 @@ pub fn conversion_summary(path: &Path, bundle: &Bundle, report: &ConvertReport) 
     table(&head, rows) + &totals(path, bundle, report)
 }
 
-/// Predictions: a row for each chip and context.
+/// Predictions: a row for each chip and context, or number of tokens of a call.
 pub fn predictions_summary(predictions: &[ChipPrediction]) -> String {
+    let of_texts = predictions.iter().all(|prediction| prediction.calls.is_empty());
     let rows = predictions.iter().flat_map(|prediction| {
-        prediction.contexts.iter().map(move |context| {
-            let [least, most] = prediction.first_load_seconds;
-            vec![
-                prediction.target.clone(),
-                context.context.to_string(),
-                format!("{:.1}", context.decode_per_second),
-                format!("{:.1}", context.prefill_per_second),
-                bytes(prediction.loaded_bytes),
-                bytes(prediction.all_loaded_bytes),
-                format!("{least:.0} to {most:.0} s"),
-            ]
-        })
+        let [least, most] = prediction.first_load_seconds;
+        let speeds: Vec<[String; 3]> = match of_texts {
+            true => prediction.contexts.iter().map(context_cells).collect(),
+            false => prediction.calls.iter().map(call_cells).collect(),
+        };
+        let whole =
+            [bytes(prediction.loaded_bytes), bytes(prediction.all_loaded_bytes), format!("{least:.0} to {most:.0} s")];
+        speeds.into_iter().map(move |speeds| [&[prediction.target.clone()][..], &speeds, &whole].concat())
     });
-    let head = [
-        "predicted, not measured",
-        ">context",
-        ">decode tok/s",
-        ">prefill tok/s",
-        ">memory",
-        ">with all functions",
-        ">first load of all",
-    ];
+    let speeds = match of_texts {
+        true => [">context", ">decode tok/s", ">prefill tok/s"],
+        false => [">tokens per call", ">ms per call", ">tok/s"],
+    };
+    let whole = [">memory", ">with all functions", ">first load of all"];
+    let head = [&["predicted, not measured"][..], &speeds, &whole].concat();
     let mut notes: Vec<String> = Vec::new();
     for line in predictions.iter().flat_map(|prediction| prediction.notes.iter().chain(&prediction.assumptions)) {
         let line = format!("  {line}\n");

@@ -6,6 +6,7 @@ use anec_advice::ChipPrediction;
 use serde_json::Value as Json;
 
 use super::super::escape::cell;
+use super::super::prediction::{call_cells, context_cells};
 use super::super::{bytes, counted};
 
 /// Formats the section. `bench` is the output of `anec bench --json`.
@@ -24,22 +25,27 @@ pub(super) fn speed(predictions: &[ChipPrediction], bench: Option<&Json>) -> Str
 }
 
 fn predicted(predictions: &[ChipPrediction]) -> String {
-    let mut text = String::from(
+    let of_texts = predictions.iter().all(|prediction| prediction.calls.is_empty());
+    let speeds =
+        if of_texts { "context | decode tok/s | prefill tok/s" } else { "tokens per call | ms per call | tok/s" };
+    let mut text = format!(
         "Predicted from published numbers of these chips, not measured (`anec plan --for CHIP`):\n\n\
-         | chip | context | decode tok/s | prefill tok/s | memory | first load |\n\
+         | chip | {speeds} | memory | first load |\n\
          |---|---|---|---|---|---|\n",
     );
     for prediction in predictions {
         let [least, most] = prediction.first_load_seconds;
-        for context in &prediction.contexts {
+        let rows: Vec<[String; 3]> = match of_texts {
+            true => prediction.contexts.iter().map(context_cells).collect(),
+            false => prediction.calls.iter().map(call_cells).collect(),
+        };
+        for row in rows {
             // writing to a string doesn't fail
             let _ = writeln!(
                 text,
-                "| {} | {} | {:.1} | {:.1} | {} | {least:.0} to {most:.0} s |",
+                "| {} | {} | {} | {least:.0} to {most:.0} s |",
                 cell(&prediction.target),
-                context.context,
-                context.decode_per_second,
-                context.prefill_per_second,
+                row.join(" | "),
                 bytes(prediction.loaded_bytes),
             );
         }
