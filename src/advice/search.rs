@@ -3,9 +3,13 @@
 //! The search chooses the division of the layers (exactly, as a shortest path), the pieces of the LM head, numbers of
 //! tokens of calls, contexts, and the forms of states and weights. Forms that rules expect to leave the Neural Engine
 //! of one of the chips are excluded; of forms with equal time the one with the fewest doubtful rules is taken.
+//!
+//! The manifest divides layers whose experts have packages of their own, and those of models that don't generate text:
+//! for these, weights, lengths and contexts are compared by the prediction of the whole manifest.
 
 pub mod forms;
 pub mod layers;
+mod whole;
 
 use serde::Serialize;
 
@@ -97,15 +101,6 @@ pub enum SearchError {
     /// No chip was given.
     #[error("a search needs a chip")]
     NoChip,
-    /// The model doesn't generate text.
-    #[error("a search compares forms of models that write text, which {family} does not")]
-    NoText {
-        /// Family of the model.
-        family: String,
-    },
-    /// Experts are in separate packages.
-    #[error("a search divides layers whose experts are packed; `experts` puts them in packages of their own")]
-    Experts,
     /// Formats of weights are to be chosen by measurement.
     #[error("a search chooses formats by speed, and `quant.plan` by what they lose: only one of them can be asked for")]
     Plan,
@@ -125,8 +120,6 @@ impl Diagnostic for SearchError {
     fn help(&self) -> Option<String> {
         let help = match self {
             SearchError::NoChip => "name one, for example m4-max",
-            SearchError::NoText { .. } => "`predict` predicts the speed of the manifest as it is",
-            SearchError::Experts => "use `experts: packed`, or `predict` with the manifest as it is",
             SearchError::Plan => "leave `quant.plan` out, or search with a manifest of planned formats, which stay",
             SearchError::Nothing { .. } => "raise the limits (`SearchLimits`), or name fewer chips",
         };
@@ -156,16 +149,6 @@ pub fn ladders(largest: u64) -> Vec<Vec<u64>> {
 pub fn objective(predictions: &[ChipPrediction]) -> f64 {
     let sum: f64 = predictions.iter().map(ChipPrediction::cost_per_token).sum();
     sum / predictions.len().max(1) as f64
-}
-
-/// Smallest number of elements of a head's score matrix that a rule excludes for the targets, with the rule's name.
-fn score_limit(targets: &[ChipTarget<'_>]) -> Option<(u64, String)> {
-    let excluding = rules().into_iter().filter(|rule| rule.severity.excludes() && rule.concerns(targets));
-    let limits = excluding.filter_map(|rule| match &rule.applies {
-        Applies::Op(pattern) => Some((pattern.plane_from?, rule.id)),
-        _ => None,
-    });
-    limits.min_by_key(|(elements, _)| *elements)
 }
 
 /// Maximum weight bytes of a package: the user's limit, or the smallest of the chips' and rules'.
@@ -218,21 +201,18 @@ pub fn search(
     if targets.is_empty() {
         return Err(SearchError::NoChip.into());
     }
-    if !matches!(model.facts().purpose, Purpose::TextGeneration) {
-        return Err(SearchError::NoText { family: model.facts().family.clone() }.into());
-    }
-    let has_experts = (0..model.facts().num_layers).any(|layer| model.experts(layer).is_some());
-    if has_experts && !manifest.experts.is_packed() {
-        return Err(SearchError::Experts.into());
-    }
     if manifest.quant.plan.is_some() {
         return Err(SearchError::Plan.into());
     }
+    let forms = forms::choose(manifest, model, targets, limits)?;
+    let has_experts = (0..model.facts().num_layers).any(|layer| model.experts(layer).is_some());
+    let generates = matches!(model.facts().purpose, Purpose::TextGeneration);
+    if !generates || has_experts && !manifest.experts.is_packed() {
+        return whole::search(&forms, model, targets, limits);
+    }
     let (max_mb, why_max) = package_limit(targets, limits);
     let memory = memory_limit(targets, limits);
-    let forms = forms::choose(manifest, model, targets, limits)?;
     let largest = manifest.context.all().last().copied().unwrap_or(1);
-    let scores = score_limit(targets);
     let ladders = ladders(largest);
     let mut table = LayerTable::of(&forms.manifest, model, &ladders, targets)?;
     let too_large = |table: &LayerTable<'_>| forms.weights.iter().all(|of| !table.fits(&of.quant, max_mb));
@@ -251,11 +231,6 @@ pub fn search(
         };
         for lengths in table.lengths() {
             let most_tokens = lengths[lengths.len() - 1];
-            if let Some((limit, rule)) = scores.as_ref().filter(|(limit, _)| most_tokens * largest >= *limit) {
-                why_not =
-                    format!("{most_tokens} tokens against {largest} slots are {limit} scores or more (rule {rule})");
-                continue;
-            }
             for contexts in ladders.iter().filter(|contexts| contexts[0] >= most_tokens) {
                 let (of_lengths, of_contexts) = (lengths.len(), contexts.len());
                 let loaded = table.loaded_bytes(&weights.quant, targets, of_lengths, of_contexts);
@@ -603,6 +578,14 @@ mod tests {
     }
 
     #[test]
+    fn packages_stay_below_the_limit_of_the_system() {
+        let most = |target: &str| package_limit(&targets(&[target]), &SearchLimits::default());
+        let (of_27, rule) = most("m2@27");
+        assert_eq!((of_27, rule.as_str()), (1_073.741_824, "rule weights-above-1-gib"));
+        assert_eq!(most("m2@26").0, 2000.0);
+    }
+
+    #[test]
     fn failed_searches_name_the_limit() {
         let (opened, manifest) = demo();
         let search = |names: &[&str], limits| {
@@ -614,12 +597,77 @@ mod tests {
         let little = SearchLimits::default().max_memory_mb(1.0);
         let error = search(&["m4"], little);
         assert!(error.contains("are more than 1 MB (the given limit)"), "{error}");
+        let error = search(&["m4"], SearchLimits::default().max_first_load(1e-6));
+        assert!(error.contains("the first load takes up to") && error.contains("more than 0 s"), "{error}");
         assert_eq!(search(&[], SearchLimits::default()), "a search needs a chip");
         assert!(search(&["a14"], SearchLimits::default()).starts_with("the speed of A14 can't be predicted"));
         let plan = Some(anec_manifest::QuantPlan::Bits(5.0));
         let planned = Manifest { quant: Quant { plan, ..manifest.quant.clone() }, ..manifest.clone() };
         let error = super::search(&planned, &*opened.model, &targets(&["m5"]), &SearchLimits::default()).unwrap_err();
         assert!(error.to_string().contains("only one of them can be asked for"), "{error}");
+    }
+
+    /// Opens a model of the fixtures with a manifest.
+    fn fixture(folder: &str, text: &str) -> (Opened, Manifest) {
+        let source = format!("source={}", anec_testing::root().join("tests/fixtures").join(folder).display());
+        let manifest = Manifest::from_yaml(text, "test", &[source]).unwrap();
+        let opened = open(&manifest).unwrap();
+        let manifest = resolve(&manifest, &opened.source, &*opened.model);
+        (opened, manifest)
+    }
+
+    const WHOLE: [(&str, &str); 6] = [
+        ("families/qwen3_moe-default", "{ context: 512, experts: split, shards: { max_experts: 2 } }"),
+        ("families/zaya-default", "{ context: 512, experts: routed }"),
+        ("families/privacy_filter-default", ""),
+        ("encoders/bert-reranker", ""),
+        ("encoders/embeddinggemma", ""),
+        ("encoders/qwen3-embedding", "context: 64"),
+    ];
+
+    #[test]
+    fn separate_experts_classifiers_and_encoders_are_searched() {
+        for (folder, text) in WHOLE {
+            let (opened, manifest) = fixture(folder, text);
+            let (model, targets) = (&*opened.model, targets(&["m4-max", "m2@27"]));
+            let found = search(&manifest, model, &targets, &SearchLimits::default())
+                .unwrap_or_else(|error| panic!("{folder}: {error}"));
+            assert_eq!(Manifest::from_yaml(&found.to_yaml(), "found", &[]).unwrap(), found.manifest, "{folder}");
+            assert_eq!(found.manifest.experts, manifest.experts);
+            let reason = |key: &str| found.reasons.iter().find(|reason| reason.key == key).unwrap().reason.clone();
+            assert!(reason("lengths").contains(" s of first load") && reason("lengths").contains(" MB"), "{folder}");
+            assert!(!reason("quant").is_empty() && !reason("shards").is_empty());
+            // no other lengths of the same form take less time
+            let Lengths::Fixed(own) = &found.manifest.lengths else { panic!("{folder}") };
+            let best = objective(&found.predictions);
+            let largest = own[own.len() - 1];
+            for lengths in [vec![largest], vec![1.max(largest / 8), largest], vec![1.max(largest / 2), largest]] {
+                let other = Manifest { lengths: Lengths::Fixed(lengths), ..found.manifest.clone() };
+                let Ok(plan) = ConvertPlan::new(&other, model) else { continue };
+                let of_other = objective(&predict(&other, model, &plan, &targets).unwrap());
+                // few sizes are compared, and none of them is much worse than one between them
+                assert!(best <= of_other * 1.05, "{folder}: {best} against {of_other} of {:?}", other.lengths);
+            }
+            // each limit bounds what is found, or is named
+            let first = |of: &FoundManifest| of.predictions.iter().map(|p| p.first_load_seconds[1]).fold(0.0, f64::max);
+            let memory = |of: &FoundManifest| of.predictions.iter().map(|p| p.all_loaded_bytes).max().unwrap() as f64;
+            for share in [0.7, 1e-9] {
+                let load = SearchLimits::default().max_first_load(first(&found) * share);
+                match search(&manifest, model, &targets, &load) {
+                    Ok(limited) => assert!(share > 0.1 && first(&limited) <= first(&found) * share, "{folder}"),
+                    Err(error) => {
+                        assert!(error.to_string().contains("the first load takes up to"), "{folder}: {error}")
+                    }
+                }
+                let room = SearchLimits::default().max_memory_mb(memory(&found) / 1e6 * share);
+                match search(&manifest, model, &targets, &room) {
+                    Ok(limited) => assert!(share > 0.1 && memory(&limited) <= memory(&found) * share, "{folder}"),
+                    Err(error) => {
+                        assert!(error.to_string().contains("of loaded weights are more"), "{folder}: {error}")
+                    }
+                }
+            }
+        }
     }
 
     #[test]

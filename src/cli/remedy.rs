@@ -139,12 +139,12 @@ fn serve(error: &ServeError) -> Option<&'static str> {
 fn search(error: &SearchError) -> Option<&'static str> {
     Some(match error {
         SearchError::NoChip => "name one: `--for m4-max`",
-        SearchError::NoText { .. } => "`anec plan --for` predicts the speed of the manifest as it is",
-        SearchError::Experts => "use `experts: packed`, or `anec plan --for` with the manifest as it is",
         SearchError::Plan => {
             "leave `quant.plan` out, or search with the manifest that `anec quant --plan … --out` writes, whose formats stay"
         }
-        SearchError::Nothing { .. } => "allow more: `--max-mb`, `--max-memory-mb`, `--least-bits`, fewer chips",
+        SearchError::Nothing { .. } => {
+            "allow more: `--max-mb`, `--max-memory-mb`, `--max-first-load`, `--least-bits`, fewer chips"
+        }
         #[allow(unreachable_patterns, reason = "the enum may grow")]
         _ => return None,
     })

@@ -16,8 +16,8 @@ use anec_convert::{Workload, plan};
 use anec_exec::EngineEffect;
 use anec_family::{FamilyModel, FunctionRequest, LoweringOptions};
 use anec_manifest::{
-    Granularity, Int8Op, KvWrite, LayerDivision, Lengths, Manifest, Quant, RecurrentForm, RopeForm, StateForm,
-    WeightFormat,
+    ExpertsForm, Granularity, Int8Op, KvWrite, LayerDivision, Lengths, Manifest, Quant, RecurrentForm, RopeForm,
+    StateForm, WeightFormat,
 };
 use anec_mil::Program;
 
@@ -64,6 +64,9 @@ pub fn choose(
     limits: &SearchLimits,
 ) -> Result<Forms> {
     let base = Manifest { lengths: Lengths::Fixed(vec![1]), ..manifest.clone() };
+    if model.facts().is_bidirectional() {
+        return without_states(manifest, &base, model, targets, limits);
+    }
     let recurrent: Vec<RecurrentForm> =
         if model.facts().recurrent { RecurrentForm::iter().collect() } else { vec![manifest.recurrent_states] };
     let mut judged = Vec::new();
@@ -121,6 +124,27 @@ pub fn choose(
     Ok(Forms { weights: weights(&chosen, model, targets, limits)?, manifest: chosen, reasons })
 }
 
+/// Lists the allowed forms of weights of a model without states.
+fn without_states(
+    manifest: &Manifest,
+    base: &Manifest,
+    model: &dyn FamilyModel,
+    targets: &[ChipTarget<'_>],
+    limits: &SearchLimits,
+) -> Result<Forms> {
+    let of = judge(base, model, targets)?;
+    if let Some(rule) = of.falls.first() {
+        return Err(nothing(format!("rule {rule} expects the layers to leave the Neural Engine")));
+    }
+    let (rope, reasons) = match rope(base, &of, model, targets)? {
+        Some((with_product, reason)) => (with_product.rope, vec![reason]),
+        None => (manifest.rope, Vec::new()),
+    };
+    let manifest = Manifest { rope, ..manifest.clone() };
+    let base = Manifest { rope, ..base.clone() };
+    Ok(Forms { weights: weights(&base, model, targets, limits)?, manifest, reasons })
+}
+
 /// Chooses RoPE without slices of the last axis if a target's arithmetic is published to corrupt those and no rule
 /// objects. Otherwise halves stay, because no speed is published for either.
 fn rope(
@@ -166,10 +190,23 @@ fn judge(manifest: &Manifest, model: &dyn FamilyModel, targets: &[ChipTarget<'_>
     let context = manifest.context.all().last().copied().unwrap_or(1);
     // division doesn't change the ops
     let form = LoweringOptions { divide: LayerDivision::None, ..form };
-    let layers = Stage::Layers { first: 0, end: model.facts().num_layers.min(SAMPLE_LAYERS) };
-    let head = Stage::Head { first: 0, end: model.facts().head_rows().min(64) };
+    let count = model.facts().num_layers.min(SAMPLE_LAYERS);
+    let mut stages = match manifest.experts.is_packed() {
+        true => vec![Stage::Layers { first: 0, end: count }],
+        // functions end before the experts of a layer
+        false => (0..count).map(|layer| Stage::Layers { first: layer, end: layer + 1 }).collect(),
+    };
+    let apart = |layer: usize| model.experts(layer).filter(|_| !manifest.experts.is_packed());
+    stages.extend((0..count).find_map(|layer| {
+        let all = apart(layer)?.count;
+        let end = if manifest.experts == ExpertsForm::Routed { 1 } else { manifest.shards.max_experts.unwrap_or(all) };
+        Some(Stage::Experts { layer, first: 0, end: end.min(all) })
+    }));
+    // embedding models have no head
+    let rows = model.facts().head_rows().min(64);
+    stages.extend((rows > 0).then_some(Stage::Head { first: 0, end: rows }));
     let mut judged = FormFindings { falls: BTreeSet::new(), doubted: BTreeSet::new(), states: 0 };
-    for stage in [layers, head] {
+    for stage in stages {
         for tokens in [1, 16u64.min(context)] {
             let request = FunctionRequest {
                 name: "main".into(),
