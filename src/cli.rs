@@ -17,6 +17,7 @@ mod demo_model;
 mod doctor;
 #[cfg(test)]
 mod documented;
+mod doubts;
 mod draft;
 mod embed;
 mod explain;

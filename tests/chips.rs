@@ -21,12 +21,59 @@ fn what_a_search_finds_converts_and_passes_the_gates() {
     let (code, stdout, stderr) = run(&[&["validate", bundle][..], &gates].concat());
     assert_eq!(code, 0, "{stdout}{stderr}");
 
+    // a form that rules expect to fail is named, and what names chips avoids it
+    let plain = room.path().join("plain.anec");
+    let (code, _, stderr) = run(&["convert", "--no-measure", "-m", "demo", "--out", plain.to_str().unwrap()]);
+    let named = "a rule doubts this form on the Neural Engine: dynamic-shapes-27; `anec explain dynamic-shapes-27`";
+    assert!(code == 0 && stderr.contains(named), "{stderr}");
+
     // both at once: the same bundle
     let other = room.path().join("other.anec");
     let (code, _, stderr) = run(&["convert", "-m", "demo", "--for", "m5,a17-pro", "--out", other.to_str().unwrap()]);
     assert_eq!((code, stderr.contains("shards: the shortest path")), (0, true), "{stderr}");
+    assert!(!stderr.contains("this form on the Neural Engine"), "{stderr}");
     let manifest = |bundle: &std::path::Path| json(&bundle.join("bundle.json"))["manifest"]["shards"].clone();
     assert_eq!(manifest(&other), manifest(std::path::Path::new(bundle)));
+}
+
+/// Classifiers, encoders and experts in packages of their own are searched, too, within the limits.
+#[test]
+fn every_kind_of_model_has_a_form_for_a_chip() {
+    let room = tempfile::tempdir().unwrap();
+    let bundle = room.path().join("redact.anec");
+    let bundle = bundle.to_str().unwrap();
+    let (code, _, stderr) = run(&["convert", "-m", "demo-redact", "--for", "m4-max", "--out", bundle]);
+    assert!(code == 0 && stderr.contains("lengths: least predicted time per token of texts"), "{stderr}");
+    let golden = "demo/redact/golden.safetensors";
+    let (code, stdout, stderr) = run(&["validate", bundle, "--structure", "--parity", "--golden", golden]);
+    assert_eq!(code, 0, "{stdout}{stderr}");
+
+    let search = |name: &str, limits: &[&str]| {
+        let (code, stdout, stderr) =
+            run(&[&["plan", name, "--search", "--for", "m2@27", "--json"][..], limits].concat());
+        assert_eq!(code, 0, "{name}: {stderr}");
+        serde_json::from_str::<serde_json::Value>(&stdout).unwrap()
+    };
+    let lengths = search("bge-m3", &[])["manifest"]["lengths"]["fixed"].clone();
+    let lengths: Vec<u64> = serde_json::from_value(lengths).unwrap();
+    assert!(lengths.contains(&2048) && lengths.iter().all(|length| !(501..=512).contains(length)), "{lengths:?}");
+    let free = search("demo", &[]);
+    let most = |found: &serde_json::Value, key: &str| match &found["predictions"][0][key] {
+        serde_json::Value::Array(range) => range[1].as_f64().unwrap(),
+        number => number.as_f64().unwrap(),
+    };
+    let (load, memory) = (most(&free, "first_load_seconds"), most(&free, "all_loaded_bytes") / 1e6);
+    let [load, memory] = [load, memory].map(|number| (number * 0.6).to_string());
+    for (option, most_allowed, key, unit) in
+        [("--max-first-load", &load, "first_load_seconds", 1.0), ("--max-memory-mb", &memory, "all_loaded_bytes", 1e6)]
+    {
+        let found = search("demo", &[option, most_allowed]);
+        assert!(most(&found, key) <= most_allowed.parse::<f64>().unwrap() * unit, "{option}");
+    }
+    // both are in the reasons
+    let choices = free["choices"].as_array().unwrap();
+    let of_lengths = choices.iter().find(|choice| choice["key"] == "lengths").unwrap()["reason"].as_str().unwrap();
+    assert!(of_lengths.contains(" MB") && of_lengths.contains(" s of first load"), "{of_lengths}");
 }
 
 #[test]

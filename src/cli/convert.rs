@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::input::Input;
 use super::plan::targets;
-use super::{gain, print, print_json, progress};
+use super::{doubts, gain, print, print_json, progress};
 use anec::Converter;
 use anec::advice::search::{ChoiceReason, SearchLimits, search};
 use anec::base::Result;
@@ -83,6 +83,9 @@ impl ConvertArgs {
                 } else {
                     let show = if self.details { report::conversion } else { report::conversion_summary };
                     print(&show(&written.path, &written.bundle, &written.report));
+                    if let Some(note) = doubts::note(&written.path, &written.bundle, &targets(&self.targets)?) {
+                        eprintln!("note: {note}");
+                    }
                     if let Ok(Some(note)) = gain::note_of(&manifest) {
                         eprintln!("note: {note}");
                     }

@@ -1,0 +1,28 @@
+//! Rules against the form of a converted bundle, as a one-line note.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anec::advice::{ChipTarget, forecast};
+use anec::bundle::Bundle;
+use anec::package;
+
+/// Note on the rules that expect a bundle to leave the Neural Engine, or to compute wrong numbers there. Without
+/// targets, rules about single chips don't count.
+pub(super) fn note(folder: &Path, bundle: &Bundle, targets: &[ChipTarget<'_>]) -> Option<String> {
+    let mut rules = BTreeSet::new();
+    for entry in &bundle.packages {
+        // bundles of another format have no packages
+        let Ok(package) = package::open(&folder.join(&entry.package)) else { continue };
+        let findings = forecast(&entry.package, &package.program, entry.weight_bytes, targets);
+        let counts = findings.into_iter().filter(|finding| finding.severity.excludes());
+        rules.extend(counts.filter(|of| !targets.is_empty() || of.chips.is_empty()).map(|finding| finding.rule));
+    }
+    let (first, more) = (rules.first()?, rules.len() - 1);
+    let listed = rules.iter().cloned().collect::<Vec<_>>().join(", ");
+    let (doubt, them) = if more > 0 { ("rules doubt", "them") } else { ("a rule doubts", "it") };
+    Some(format!(
+        "{doubt} this form on the Neural Engine: {listed}; `anec explain {first}` has the remedy, `--for CHIP` avoids \
+         {them}"
+    ))
+}
