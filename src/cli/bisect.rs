@@ -5,19 +5,21 @@ use std::sync::Arc;
 
 use serde_json::json;
 
+use super::usage::UsageError;
 use super::{print, print_json};
 use anec::base::{Diagnostic, Fault, Result};
 use anec::bundle::Bundle;
 use anec::bundle::FILE_NAME;
 use anec::convert::compile::Compiler;
-use anec::coreml::{CoreMl, project};
+use anec::coreml::CoreMl;
 use anec::manifest::Gates;
 use anec::mil::Function;
 use anec::package::{self, Package, WriteOptions};
 use anec::report;
 use anec::validate::bisect::form::Structure;
 use anec::validate::bisect::fp16_predicate::{Fp16Predicate, RecordedCall, calls_of_bundle, calls_of_package};
-use anec::validate::bisect::package_predicate::{self, Compile, PackagePredicate, Residency, UserCommand};
+use anec::validate::bisect::package_predicate::{self, Compile, PackagePredicate, UserCommand};
+use anec::validate::bisect::placement::{MisplacedCall, misplaced_call};
 use anec::validate::bisect::{MinimalRepro, Predicate, bisect};
 use anec::validate::residency::ResidencySubject;
 use anec::validate::{Thresholds, prompts};
@@ -39,10 +41,9 @@ pub struct BisectArgs {
     /// Search this function only
     #[arg(long, value_name = "NAME")]
     function: Option<String>,
-    /// Number of tokens for numerics, limited to the largest call
-    #[arg(long, alias = "positions", value_name = "N", default_value_t = 64)]
-    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
-    max_tokens: u16,
+    /// Number of tokens for numerics of a bundle, limited to the largest call [default: 64]
+    #[arg(long, alias = "positions", value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    max_tokens: Option<u16>,
     /// Write the failing part as a package
     #[arg(short, long, value_name = "X.mlpackage")]
     out: Option<PathBuf>,
@@ -53,6 +54,9 @@ pub struct BisectArgs {
     #[arg(long)]
     json: bool,
 }
+
+/// Default number of tokens for numerics.
+const MAX_TOKENS: u16 = 64;
 
 /// Errors of the search.
 #[derive(Debug, thiserror::Error)]
@@ -84,6 +88,11 @@ struct FailingPart {
 
 impl BisectArgs {
     pub(super) fn run(self) -> Result<u8> {
+        let is_text = self.predicate == "numerics" && self.path.join(FILE_NAME).exists();
+        if self.max_tokens.is_some() && !is_text {
+            let problem = "--max-tokens has no effect: only numerics of a bundle take a text";
+            return Err(UsageError::new(problem, "leave it out").into());
+        }
         let found = match self.predicate.as_str() {
             "structure" => self.first(|_| Ok(Structure))?,
             "numerics" => self.numerics()?,
@@ -91,10 +100,7 @@ impl BisectArgs {
                 let compiler = Arc::new(Compiler::find()?);
                 self.first(|_| PackagePredicate::new(Compile(compiler.clone())))?
             }
-            "residency" => {
-                let engine = Arc::new(CoreMl::new()?);
-                self.placement(|| PackagePredicate::new(Residency(engine.clone())))?
-            }
+            "residency" => self.placement()?,
             command => self.first(|_| PackagePredicate::new(UserCommand::new(command)))?,
         };
         let Some(found) = found else {
@@ -142,34 +148,24 @@ impl BisectArgs {
         if seen { Ok(None) } else { Err(self.no_function()) }
     }
 
-    /// Returns the first call whose ops don't all prefer the Neural Engine, reduced. Every size of a function is a
-    /// call, because Core ML plans for the default one.
-    fn placement<P: Predicate>(&self, predicate: impl Fn() -> Result<P>) -> Result<Option<FailingPart>> {
+    /// Returns the first call whose ops don't all prefer the Neural Engine, reduced.
+    fn placement(&self) -> Result<Option<FailingPart>> {
+        let engine = Arc::new(CoreMl::new()?);
         let subject = if self.path.join(FILE_NAME).exists() {
             ResidencySubject::of_bundle(&Bundle::read(&self.path)?, &self.path)?
         } else {
             ResidencySubject::of_package(&name(&self.path), package::open(&self.path)?)
         };
-        let mut seen = false;
-        for call in &subject.calls {
-            let part = subject.part(call);
-            let Some((program, function)) = part.program().zip(part.function(&call.function)) else { continue };
-            if !self.is_selected(function) {
-                continue;
-            }
-            seen = true;
-            let projected = project(program, &call.function, call.tokens.unwrap_or(1))?;
-            for of_call in &projected.functions {
-                if let Some(culprit) = bisect(of_call, &mut predicate()?)? {
-                    return Ok(Some(FailingPart {
-                        package: part.name.clone(),
-                        function: call.function.clone(),
-                        culprit,
-                    }));
-                }
-            }
+        let is_known = |name: &String| subject.calls.iter().any(|call| call.function == *name);
+        if !self.function.as_ref().is_none_or(is_known) {
+            return Err(self.no_function());
         }
-        if seen { Ok(None) } else { Err(self.no_function()) }
+        let found = misplaced_call(&engine, &subject, |function| self.is_selected(function))?;
+        Ok(found.map(|MisplacedCall { package, function, repro, .. }| FailingPart {
+            package,
+            function,
+            culprit: repro,
+        }))
     }
 
     fn no_function(&self) -> anec::base::Error {
@@ -204,7 +200,7 @@ impl BisectArgs {
     fn calls(&self) -> Result<(Vec<RecordedCall>, Thresholds)> {
         if self.path.join(FILE_NAME).exists() {
             let bundle = Bundle::read(&self.path)?;
-            let tokens = prompts::tokens(&bundle, &self.path, usize::from(self.max_tokens))?;
+            let tokens = prompts::tokens(&bundle, &self.path, usize::from(self.max_tokens.unwrap_or(MAX_TOKENS)))?;
             return Ok((calls_of_bundle(&bundle, &self.path, &tokens)?, Thresholds::of(&bundle.manifest.gates)));
         }
         let package = package::open(&self.path)?;

@@ -11,11 +11,13 @@
 //! | [`form`] | predicate: the rules of MIL |
 //! | [`fp16_predicate`] | predicate: half precision, on the values that the whole function computes |
 //! | [`package_predicate`] | predicates of others: Core ML's compiler, its placement, a user's program |
+//! | [`placement`] | the first call of a model that isn't placed on the Neural Engine |
 
 pub mod form;
 pub mod fp16_predicate;
 pub mod package_predicate;
 pub mod piece;
+pub mod placement;
 pub mod search;
 
 use std::collections::BTreeSet;
