@@ -52,6 +52,7 @@ mod hostile;
 mod hub;
 mod instructions;
 mod interactions;
+mod large_activations;
 mod library;
 mod lora;
 mod mil;

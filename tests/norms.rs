@@ -123,6 +123,40 @@ fn a_zero_centred_gain_is_not_rounded() {
     }
 }
 
+/// Peaks of published inputs of norms whose squares exceed fp16 (EmbeddingGemma 2: 710 before the norms of queries and
+/// keys, 2,000 behind the block of per-layer inputs), and rows that nearly vanish.
+#[test]
+fn rows_whose_squares_leave_fp16_are_normed_in_half_precision_and_by_the_engine() {
+    let row = |peak: f64| -> Vec<f32> {
+        let value = |i: usize| ((i * 37 % 64) as f64 - 31.5) / 31.5 * peak;
+        (0..WIDTH).map(|i| half::f16::from_f32(value(i) as f32).to_f32()).collect()
+    };
+    let gain: Vec<f64> = weight().iter().map(|w| f64::from(*w) + 1.0).collect();
+    let far = |precision, form, peak: f64| {
+        let row = row(peak);
+        let found = by_graph_in(precision, form, &norm(1.0, 1.0, 1e-6), std::slice::from_ref(&row)).unwrap().remove(0);
+        let expected = by_hand(&row, &gain, 1e-6);
+        let largest = expected.iter().fold(0f64, |most, value| most.max(value.abs()));
+        let difference = |(found, expected): (&f32, &f64)| (f64::from(*found) - expected).abs() / largest;
+        found
+            .iter()
+            .zip(&expected)
+            .map(difference)
+            .fold(0.0, |most, far| if far.is_nan() { far } else { most.max(far) })
+    };
+    for precision in [Precision::F16, Precision::ANE] {
+        for peak in [2f64.powi(-13), 1e-3, 0.01, 470.0, 710.0, 2000.0, 60_000.0] {
+            let accurate = far(precision, NormForm::Accurate, peak);
+            assert!(accurate < 0.01, "{precision:?}, {peak}: {accurate}");
+        }
+        // as written, the equation overflows, so that these rows tell the forms apart
+        for peak in [710.0, 2000.0] {
+            let naive = far(precision, NormForm::Naive, peak);
+            assert!(naive.is_nan() || naive > 0.5, "{precision:?}, {peak}: {naive}");
+        }
+    }
+}
+
 /// The largest number of a row near zero divides the epsilon's root, whose square fp16 must hold.
 #[test]
 fn a_large_epsilon_decides_rows_near_zero_in_half_precision() {
