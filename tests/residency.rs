@@ -329,6 +329,54 @@ fn plans_of_coremltools_are_judged_for_packages_and_bundles() {
 }
 
 #[test]
+fn plans_of_coremltools_are_judged_for_compiled_models() {
+    let room = tempfile::tempdir().unwrap();
+    let folder = room.path().join("demo.anec");
+    let bundle = convert(&folder, &["lengths={fixed: [1]}"]);
+    let package = folder.join(&bundle.packages[0].package);
+    let program = package::open(&package).unwrap().program;
+    let convs = program.functions[0].ops().filter(|op| op.operator == "conv").count();
+    // of a compiled model, the gate reads its description
+    let (compiled, path) = (room.path().join("x.mlmodelc"), room.path().join("plan.json"));
+    std::fs::create_dir(&compiled).unwrap();
+    let describe = |convs: usize| {
+        let metadata = serde_json::json!([{"mlProgramOperationTypeHistogram": {"Ios18.conv": convs}}]);
+        std::fs::write(compiled.join("metadata.json"), metadata.to_string()).unwrap();
+    };
+    describe(convs);
+    let validate = || run(&["validate", compiled.to_str().unwrap(), "--residency", "--plan", path.to_str().unwrap()]);
+    let export = |options: &[&str]| {
+        let compiled = ["--compiled", compiled.to_str().unwrap()];
+        exported(&[options, &compiled[..]].concat(), &[package.as_path()], &path)
+    };
+    let Some(()) = export(&[]) else { return };
+    let (code, stdout, stderr) = validate();
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    export(&["--cpu", "softmax"]).unwrap();
+    let (code, stdout, _) = validate();
+    assert_eq!((code, stdout.contains("softmax on CPU")), (1, true), "{stdout}");
+    export(&["--none", "softmax"]).unwrap();
+    let (code, stdout, _) = validate();
+    assert_eq!((code, stdout.contains("softmax on no device; none has a cost")), (3, true), "{stdout}");
+    // a plan of nothing, of fewer convolutions, of other files, and of another model
+    let mut empty = json(&path);
+    empty["models"][0]["plans"] = serde_json::json!([]);
+    std::fs::write(&path, empty.to_string()).unwrap();
+    let (code, stdout, _) = validate();
+    assert_eq!((code, stdout.contains("the plan says nothing of it")), (3, true), "{stdout}");
+    describe(convs + 1);
+    export(&[]).unwrap();
+    let (code, stdout, _) = validate();
+    assert_eq!((code, stdout.contains(&format!("of the {} convs of the program", convs + 1))), (3, true), "{stdout}");
+    describe(convs);
+    let (code, _, stderr) = validate();
+    assert!(code == 4 && stderr.contains("is not the package that the plan was taken of"), "{stderr}");
+    exported(&[], &[package.as_path()], &path).unwrap();
+    let (code, _, stderr) = validate();
+    assert!(code == 4 && stderr.contains("it is of another model: x.mlmodelc has no package"), "{stderr}");
+}
+
+#[test]
 fn options_without_effect_are_refused() {
     let room = tempfile::tempdir().unwrap();
     let folder = room.path().join("demo.anec");

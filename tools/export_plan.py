@@ -87,7 +87,11 @@ def package_plans(package):
 
 
 def compiled_plans(model):
-    plan = load(model)
+    yield from plans_of_default(load(model))
+
+
+def plans_of_default(plan):
+    """The plan of a model's default function."""
     functions = list(plan.model_structure.program.functions)
     default = "main" if "main" in functions else functions[0]
     yield function_plan(plan, default)

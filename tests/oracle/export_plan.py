@@ -1,9 +1,10 @@
 """Runs tools/export_plan.py on a double of coremltools' MLComputePlan, for the packages that are given; prints the file.
 
-    export_plan.py [--cpu OPERATOR] [--none OPERATOR] X.mlpackage...
+    export_plan.py [--cpu OPERATOR] [--none OPERATOR] [--compiled X.mlmodelc] X.mlpackage...
 
 The structure of the plan is made from the packages' programs with coremltools' own classes. Every compute op prefers the
-Neural Engine, but those of --cpu, and those of --none, for which the plan names no device.
+Neural Engine, but those of --cpu, and those of --none, for which the plan names no device. --compiled names the folder
+that stands for the compiled package.
 """
 import json
 import sys
@@ -62,7 +63,7 @@ class Double:
 
 
 def main(arguments):
-    options = {"--cpu": None, "--none": None}
+    options = {"--cpu": None, "--none": None, "--compiled": None}
     while arguments[:1] and arguments[0] in options:
         options[arguments[0]], arguments = arguments[1], arguments[2:]
     machine = {
@@ -72,7 +73,10 @@ def main(arguments):
     for package in map(Path, arguments):
         program = ct.utils.load_spec(str(package)).mlProgram
         plan = Double(program, options["--cpu"], options["--none"])
-        models.append((package, [export_plan.function_plan(plan, name) for name in sorted(program.functions)]))
+        if options["--compiled"]:
+            models.append((Path(options["--compiled"]), export_plan.plans_of_default(plan)))
+        else:
+            models.append((package, [export_plan.function_plan(plan, name) for name in sorted(program.functions)]))
     print(json.dumps(export_plan.export(models, machine, ct.__version__, "double")))
 
 
