@@ -5,8 +5,8 @@
 use std::path::Path;
 
 use anec::bundle::Task;
-use anec::runtime::EncodedText;
 use anec::runtime::encode::{self, Embedder};
+use anec::runtime::{EncodedText, Tokenizer};
 use anec_testing as testing;
 
 use super::{Golden, convert, cosine, fixture, largest_difference};
@@ -48,6 +48,43 @@ fn published_encoders_give_what_their_own_libraries_give() {
             assert!(largest_difference(&found, &expected) < 3e-3 * largest, "{name}, {} tokens", text.ids.len());
         }
     }
+}
+
+/// Numbers of the built-in manifest's comment: why encoders have a scale for each channel.
+#[test]
+fn one_scale_for_each_tensor_moves_the_vectors_of_an_encoder() {
+    let Some(source) = testing::real_model("all-minilm-l6-v2") else { return };
+    let room = tempfile::tempdir().unwrap();
+    let texts = [
+        "The lady of the house sat by the fire and read.",
+        "def f(x):\n    return x ** 2  # squared",
+        "Москва и 東京 are cities",
+        "How do I reset my password?",
+        "It was a dark and stormy night; the rain fell in torrents, except at occasional intervals, when it was checked \
+         by a violent gust of wind which swept up the streets.",
+        "{\"name\": \"anec\", \"n\": [1, 2, 3]}",
+        "Quarterly revenue rose 4.2 % to 1,234,567 euros.",
+        "hi",
+        "The mitochondria is the powerhouse of the cell, and it has its own DNA.",
+        "SELECT name FROM users WHERE id = 7;",
+    ];
+    let vectors = |name: &str, sets: &[&str]| -> Vec<Vec<f32>> {
+        let out = room.path().join(name);
+        let model = convert(&source, &out, &[&["context=128"], sets].concat());
+        let (tokenizer, embedder) =
+            (Tokenizer::of(model.bundle(), &out).unwrap(), Embedder::new(&model, None).unwrap());
+        let text = |text: &&str| EncodedText { ids: tokenizer.encode(text).unwrap(), types: Vec::new() };
+        texts.iter().map(|of| embedder.embed(&text(of)).unwrap()).collect()
+    };
+    let exact = vectors("exact", &[]);
+    let [per_channel, per_tensor] = ["per_channel", "per_tensor"].map(|granularity| {
+        let sets = ["quant.weights=int8".to_owned(), format!("quant.granularity={granularity}")];
+        let found = vectors(granularity, &sets.each_ref().map(String::as_str));
+        let cosines = found.iter().zip(&exact).map(|(found, exact)| cosine(found, exact));
+        cosines.fold(f64::INFINITY, f64::min)
+    });
+    assert!((0.9975..0.9995).contains(&per_channel), "{per_channel}");
+    assert!((0.93..0.96).contains(&per_tensor), "{per_tensor}");
 }
 
 /// Exports of a model give its vectors, or its labels.
