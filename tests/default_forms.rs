@@ -32,7 +32,7 @@ fn families() -> BTreeMap<String, PathBuf> {
     found
 }
 
-/// Number of values that the model gives for 40 tokens; all are finite.
+/// Number of values that the model gives for 40 tokens, all of them finite; of a decoder, the generated tokens.
 fn takes_forty_tokens(source: &Path, out: &Path) -> Result<usize> {
     Converter::new(Manifest::default()).source(source.display().to_string()).out(out).compile(false).convert()?;
     let model = LoadedModel::on_cpu(out, Precision::F32)?;
@@ -41,7 +41,9 @@ fn takes_forty_tokens(source: &Path, out: &Path) -> Result<usize> {
         Task::TextGeneration => {
             let prompt = text.ids[TOKENS / 2..].to_vec();
             let request = GenerationRequest { prompt, max_tokens: TOKENS / 2, ..GenerationRequest::default() };
-            return Ok(request.start(&model)?.run()?.ids.len());
+            let generated = request.start(&model)?.run()?.ids.len();
+            assert_eq!(generated, TOKENS / 2, "the prompt and as many generated tokens");
+            return Ok(generated);
         }
         Task::TokenClassification(classification) => {
             assert!(classification.stride > 0, "texts longer than a call can't be labelled");

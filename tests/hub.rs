@@ -288,6 +288,45 @@ fn a_bundle_is_pushed_with_its_card_pulled_and_run() {
     assert!(!machine.path("changed").exists());
 }
 
+/// A golden that the manifest names is written where the source's weights are, and found beside it; what the gates said
+/// is recorded in the bundle, for sharing and for benchmarks.
+#[test]
+fn a_manifest_names_its_golden_and_recorded_gates_go_with_the_bundle() {
+    let nobody = FakeHub::start(HubBehavior::default());
+    let machine = Machine::new(&nobody);
+    let named = ["--manifest", "demo", "--set", "golden=own.safetensors", "--set", "quant.granularity=per_channel"];
+    let (code, _, stderr) = machine.run(&[&["convert", "--out", "demo.anec", "--no-measure"], &named[..]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    let (code, said, _) = machine.run(&["validate", "demo.anec", "--parity"]);
+    assert_eq!((code, said.contains("unproven")), (3, true), "{said}");
+    let text = ["--prompt", "It was a dark night, and the wind was cold", "--greedy", "4"];
+    let (code, _, stderr) = machine.run(&[&["golden"], &named[..], &text].concat());
+    assert!(code == 0 && machine.path("own.safetensors").exists(), "{stderr}");
+
+    let bench = ["bench", "demo.anec", "--prefill", "4", "--decode", "2", "--repetitions", "1"];
+    assert!(machine.run(&bench).1.contains("gates: not recorded"));
+    let gates = ["--structure", "--numerics", "--parity"];
+    let (code, said, stderr) = machine.run(&[&["validate", "demo.anec", "--record"], &gates[..]].concat());
+    assert_eq!(code, 0, "{said}{stderr}");
+    let said = machine.run(&bench).1;
+    assert!(said.contains("gates: structure passed, numerics passed, parity passed"), "{said}");
+    let push = ["push", "demo.anec", "hf:owner/bundle", "--dry-run"];
+    let (code, card, stderr) = machine.run(&push);
+    assert!(code == 0 && !card.contains("Unproven"), "{card}{stderr}");
+    // a gate that failed
+    let path = machine.path("demo.anec/gates.json");
+    let mut report = json(&path);
+    report["gates"][2]["verdict"] = "failed".into();
+    std::fs::write(&path, report.to_string()).unwrap();
+    let (code, _, stderr) = machine.run(&push);
+    assert!(code == 2 && stderr.contains("demo isn't verified: parity failed"), "{stderr}");
+    assert!(machine.run(&bench).1.contains("parity failed"));
+    // gates of other files
+    report["digest"] = format!("blake3:{}", "0".repeat(64)).into();
+    std::fs::write(&path, report.to_string()).unwrap();
+    assert!(machine.run(&bench).1.contains("gates: recorded for other files"));
+}
+
 /// Predicted where the source's shapes are: a chip's speeds are those of `anec plan --for`.
 #[test]
 fn a_card_predicts_the_speed_on_chips() {
@@ -341,4 +380,10 @@ fn plans_and_shapes_need_neither_a_hub_nor_the_repository() {
     let (_, converted, _) = machine.run(&[&["run", "demo.anec"], &words[..]].concat());
     let (code, named, stderr) = machine.run(&[&["run", "demo"], &words[..]].concat());
     assert_eq!((code, named), (0, converted), "{stderr}");
+    // a first chat
+    let mut chat = machine.command(&["chat", "demo", "--max-tokens", "8"]);
+    let mut chat = chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::io::Write::write_all(&mut chat.stdin.take().unwrap(), b"It was a dark night\n").unwrap();
+    let (code, answer, stderr) = finish(chat.wait_with_output().unwrap());
+    assert!(code == 0 && answer.trim().len() > 10, "{answer}{stderr}");
 }

@@ -396,6 +396,8 @@ fn the_demo_runs_from_the_repository_and_says_what_it_proved() {
 
 #[test]
 fn the_redaction_demo_agrees_with_transformers_and_redacts_its_letter() {
+    let files = std::fs::read_dir("demo/redact/model").unwrap().map(|entry| entry.unwrap().metadata().unwrap().len());
+    assert!(files.sum::<u64>() <= 3_000_000);
     let (code, stdout, stderr) = run(&["demo", "--redact"]);
     assert_eq!(code, 0, "{stdout}{stderr}");
     for part in ["structure", "parity", "layers 0 to 3", "cosine (min)", "My husband, <PRIVATE_PERSON>, pays"] {
