@@ -20,7 +20,9 @@ use anec_validate::parity::{self, Candidate};
 use anec_validate::residency::{self, ResidencySubject};
 use anec_validate::structure::structure;
 use anec_validate::verdict::{Check, GateReport, GatesReport, PackageFacts, Verdict};
-use anec_validate::{Golden, ResidencyThresholds, Thresholds, first_deviation, numerics, prompts, third_party};
+use anec_validate::{
+    Golden, ResidencyThresholds, Thresholds, first_deviation, migration, numerics, prompts, third_party,
+};
 
 /// Gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -250,6 +252,10 @@ impl Validator {
                 let checks = third_party::core_ml(&CoreMl::new()?, &name, &package, units, &thresholds.numerics)?;
                 gate = GateReport::new(numerics::GATE, gate.checks.into_iter().chain(checks).collect());
             }
+            if let Some(options) = &self.core_ai {
+                let checks = migration::checks(&name, &package, options)?;
+                gate = GateReport::new(numerics::GATE, gate.checks.into_iter().chain(checks).collect());
+            }
             gates.push(gate);
         }
         // report a gate that can't run only if it was requested by name
@@ -348,6 +354,13 @@ impl Validator {
     }
 
     fn residency(&self, bundle: &Bundle, folder: &Path) -> Result<(GateReport, Option<ComputePlan>)> {
+        if !bundle.manifest.format.is_coreml() {
+            if self.plan.is_some() || self.plan_out.is_some() {
+                let problem = "a compute plan is about packages of Core ML, and the bundle has `format: coreai`";
+                return Err(RuntimeError::bundle(folder.join(FILE_NAME), problem).into());
+            }
+            return Ok((residency::of_asset(), None));
+        }
         let thresholds = Thresholds::of(&bundle.manifest.gates).residency;
         let subject = ResidencySubject::of_bundle(bundle, folder)?;
         self.judged(&subject, &thresholds, |engine, plan| {

@@ -13,7 +13,7 @@ use anec::convert::files;
 use anec::coreml::plan::ComputePlan;
 use anec::exec::Precision;
 use anec::report;
-use anec::validate::verdict::{GatesReport, Verdict};
+use anec::validate::verdict::{GateReport, GatesReport, Verdict};
 use anec::validate::{parity, residency, verdict};
 use anec::{Gate, Validator, find_bundle, is_compiled, is_package};
 
@@ -124,11 +124,11 @@ impl ValidateArgs {
     }
 
     fn validator(&self, path: &Path) -> Result<Validator> {
-        let core_ml = self.backend.core_ml()?;
+        let (core_ml, core_ai) = (self.backend.core_ml()?, self.backend.core_ai()?);
         let mut validator = Validator::new(path)
             .forecast(self.forecast)
             .core_ml(core_ml)
-            .core_ai(self.backend.core_ai()?)
+            .core_ai(core_ai.clone())
             .progress(progress::bytes());
         if !self.precision.is_empty() {
             validator = validator.precisions(self.precision.iter().copied());
@@ -148,7 +148,7 @@ impl ValidateArgs {
         // --golden requests the parity gate
         let is_wanted = |(named, gate): &(bool, Gate)| all || *named || *gate == Gate::Parity && self.golden.is_some();
         let wanted: BTreeSet<Gate> = gates.into_iter().filter(is_wanted).map(|(_, gate)| gate).collect();
-        self.check_effects(path, &wanted, core_ml.is_some())?;
+        self.check_effects(path, &wanted, core_ml.is_some(), core_ai.is_some())?;
         if !all {
             validator = validator.gates(wanted);
         }
@@ -175,14 +175,16 @@ impl ValidateArgs {
         if self.golden.is_none() && unproven(parity::GATE) {
             text.push_str("help: --golden FILE names a golden; `anec golden` computes one\n");
         }
-        if self.plan.is_none() && unproven(residency::GATE) {
+        // an asset of Core AI has no plan
+        let plan_helps = |gate: &GateReport| gate.gate == residency::GATE && *gate != residency::of_asset();
+        if self.plan.is_none() && unproven(residency::GATE) && report.gates.iter().any(plan_helps) {
             text.push_str("help: --plan-out FILE writes a compute plan on a Mac; --plan FILE judges it anywhere\n");
         }
         text
     }
 
     /// Refuses options that have no effect on what is validated.
-    fn check_effects(&self, path: &Path, gates: &BTreeSet<Gate>, core_ml: bool) -> Result<()> {
+    fn check_effects(&self, path: &Path, gates: &BTreeSet<Gate>, core_ml: bool, core_ai: bool) -> Result<()> {
         let (package, compiled) = (is_package(path), is_compiled(path));
         let (kind, bundle) = match (package, compiled) {
             (true, _) => ("a package", false),
@@ -202,6 +204,7 @@ impl ValidateArgs {
             ("--text", self.text.is_some(), bundle && numerics),
             ("--max-tokens", self.max_tokens.is_some(), bundle && numerics),
             ("--backend coreml", core_ml, parity || package && numerics),
+            ("--backend coreai", core_ai, parity || package && numerics),
             ("--plan", self.plan.is_some(), residency),
             ("--plan-out", self.plan_out.is_some(), residency),
             ("--record", self.record, bundle),

@@ -6,11 +6,15 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use anec_base::{Result, SplitMix64};
+use super::verdict::Check;
+use anec_base::{Fault, FileError, Result, SplitMix64};
+use anec_coreai::AssetOptions;
 use anec_coreai::bridge::{Bridge, BridgeArray, BridgeCall, BridgeOptions};
-use anec_coreai::migrate::MigratedFunction;
+use anec_coreai::lower::LoweringChoices;
+use anec_coreai::migrate::{MigrateOptions, MigratedFunction, migrate};
 use anec_exec::{Executable, Precision, State, Tensor, TensorData, WeightCache};
 use anec_mil::{DataType, Value};
+use anec_package::Package;
 use anec_runtime::coreai::{bridge_array, bridge_tensor};
 
 /// Calls of each function, one after the other over the same states.
@@ -19,6 +23,10 @@ const CALLS: u64 = 2;
 const LEAST_COSINE: f64 = 0.999;
 /// Outputs this small everywhere have no direction to compare.
 const SMALL: f64 = 1e-6;
+/// Claim of a check.
+const CLAIM: &str = "Apple's Core AI runtime computes what the executor computes in f32";
+/// Name of the asset that a package is checked as.
+const ASSET: &str = "package.aimodel";
 /// Number of the text whose states the runtime keeps.
 const SEQUENCE: u64 = 0;
 
@@ -33,6 +41,39 @@ pub struct Agreement {
     pub cosine: f64,
     /// Largest difference, relative to the largest value of its output.
     pub difference: f64,
+}
+
+/// Checks of a package's functions on Apple's Core AI runtime, which computes an asset made of them.
+///
+/// # Errors
+/// When a function can't be computed on one of the two sides. Without a runtime, and for programs that Core AI can't
+/// express, the check is unproven.
+pub fn checks(name: &str, package: &Package, options: &BridgeOptions) -> Result<Vec<Check>> {
+    let subject = |function: &str| format!("{name}, {function}, Core AI");
+    let unproven = |reason: String| Ok(vec![Check::unproven(format!("{name}, Core AI"), CLAIM, reason)]);
+    let mut how = MigrateOptions::default();
+    // Apple's CPU runtime adds up half-precision products in half precision
+    how.choices = LoweringChoices::wide_products(!options.system);
+    let migrated = match migrate(package, &how) {
+        Ok(migrated) => migrated,
+        Err(error) => return unproven(error.to_string()),
+    };
+    let room = tempfile::tempdir().map_err(FileError::of(Path::new(name), "create a temporary folder for"))?;
+    let asset = room.path().join(ASSET);
+    anec_coreai::write(&migrated.module, &asset, &AssetOptions::default())?;
+    match compare(&migrated.functions, &asset, options) {
+        Ok(agreement) => {
+            let check = |of: Agreement| {
+                let problem = format!("cosine {:.6}, expected at least {LEAST_COSINE}", of.cosine);
+                let mut check = Check::of(subject(&of.function), CLAIM, (!of.agrees).then_some(problem));
+                check.measured.insert("cosine".into(), of.cosine);
+                check
+            };
+            Ok(agreement.into_iter().map(check).collect())
+        }
+        Err(error) if error.fault() == Fault::Platform => unproven(error.to_string()),
+        Err(error) => Err(error),
+    }
 }
 
 /// Compares every function of an asset with the MIL that it was made from.

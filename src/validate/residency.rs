@@ -34,6 +34,13 @@ pub fn without_plan() -> GateReport {
     GateReport::new(GATE, vec![Check::unproven("bundle", CLAIM, reason)])
 }
 
+/// Report of the gate for an asset of Core AI, whose placement no plan tells.
+pub fn of_asset() -> GateReport {
+    let reason = "Core AI reports no placement before it compiles; on a Mac, count `*ANE_region_*` in the asset that \
+                  `xcrun coreai-build compile` makes: none means GPU";
+    GateReport::new(GATE, vec![Check::unproven("bundle", CLAIM, reason)])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
