@@ -10,6 +10,7 @@ mod composite;
 mod context;
 mod convolution;
 mod fold;
+mod image;
 mod indexing;
 mod matrix;
 mod normalization;
@@ -66,9 +67,10 @@ type Rule = fn(&mut Lowering<'_>, &Op) -> Lowered;
 type Row = (&'static str, Rule);
 
 /// The table, by group.
-const GROUPS: [&[Row]; 10] = [
+const GROUPS: [&[Row]; 11] = [
     arithmetic::ROWS,
     convolution::ROWS,
+    image::ROWS,
     indexing::ROWS,
     matrix::ROWS,
     normalization::ROWS,

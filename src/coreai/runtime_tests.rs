@@ -14,8 +14,7 @@ use crate::migrate::{MigrateOptions, migrate};
 use crate::{AssetOptions, write};
 
 /// Packages that can't be migrated as a whole.
-const REFUSED: [&str; 6] =
-    ["state_decoder_growing", "zoo_control", "zoo_images", "zoo_images_ios17", "zoo_recurrent", "zoo_recurrent_ios18"];
+const REFUSED: [&str; 4] = ["state_decoder_growing", "zoo_control", "zoo_recurrent", "zoo_recurrent_ios18"];
 /// Tolerance of fixtures beside their own: of weights that were rounded on the way.
 const LEAST_TOLERANCE: f32 = 5e-3;
 

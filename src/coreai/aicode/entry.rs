@@ -27,7 +27,7 @@ pub enum AiType {
         shape: Vec<Option<u64>>,
         /// Type of the elements.
         element: TypeId,
-        /// [`AiAttribute::Constraints`] on its memory.
+        /// [`AiAttribute::Constraints`] on its memory, or its [`AiAttribute::SparseEncoding`].
         constraints: Option<AttributeId>,
     },
     /// The signature of a graph.
@@ -140,6 +140,15 @@ pub enum AiAttribute {
     ScanCombiner(u64),
     /// Combiner of `scatter_along_axis`, by code.
     ScatterMode(u64),
+    /// Values between elements in `interpolate`, by code.
+    InterpolationMode(u64),
+    /// Encoding of a tensor that stores the elements of a bit mask only.
+    SparseEncoding {
+        /// Scheme and widths, not understood; 0, 1, 1 and 0 wherever they were seen.
+        numbers: [u64; 4],
+        /// Number of stored elements.
+        stored: u64,
+    },
     /// Pixel format of an image: four characters, the first in the highest byte.
     PixelFormat(u64),
     /// A source file.
@@ -231,6 +240,7 @@ mod code {
     pub const PADDING_MODE: u64 = 17;
     pub const GELU: u64 = 19;
     pub const SCATTER_MODE: u64 = 20;
+    pub const SPARSE_ENCODING: u64 = 21;
     pub const SCAN_COMBINER: u64 = 25;
     pub const PIXEL_FORMAT: u64 = 27;
     pub const FILE: u64 = 30;
@@ -240,6 +250,7 @@ mod code {
     pub const OP_ID: u64 = 35;
     pub const SUBPROGRAM: u64 = 36;
     pub const LOCATION: u64 = 40;
+    pub const INTERPOLATION_MODE: u64 = 43;
     pub const DICTIONARY: u64 = 45;
     pub const UNIT: u64 = 46;
 }
@@ -405,6 +416,11 @@ impl AiAttribute {
             code::PADDING_MODE => AiAttribute::PaddingMode(cursor.varint()?),
             code::GELU => AiAttribute::GeluApproximation(cursor.varint()?),
             code::SCATTER_MODE => AiAttribute::ScatterMode(cursor.varint()?),
+            code::INTERPOLATION_MODE => AiAttribute::InterpolationMode(cursor.varint()?),
+            code::SPARSE_ENCODING => AiAttribute::SparseEncoding {
+                numbers: [cursor.varint()?, cursor.varint()?, cursor.varint()?, cursor.varint()?],
+                stored: cursor.varint()?,
+            },
             code::SCAN_COMBINER => AiAttribute::ScanCombiner(cursor.varint()?),
             code::PIXEL_FORMAT => AiAttribute::PixelFormat(cursor.varint()?),
             code::FILE => AiAttribute::File([cursor.index()?, cursor.index()?, cursor.index()?].map(StringId)),
@@ -489,6 +505,10 @@ impl AiAttribute {
             AiAttribute::PaddingMode(mode) => push_fields(&mut out, &[code::PADDING_MODE, *mode]),
             AiAttribute::GeluApproximation(form) => push_fields(&mut out, &[code::GELU, *form]),
             AiAttribute::ScatterMode(mode) => push_fields(&mut out, &[code::SCATTER_MODE, *mode]),
+            AiAttribute::InterpolationMode(mode) => push_fields(&mut out, &[code::INTERPOLATION_MODE, *mode]),
+            AiAttribute::SparseEncoding { numbers: [a, b, c, d], stored } => {
+                push_fields(&mut out, &[code::SPARSE_ENCODING, *a, *b, *c, *d, *stored]);
+            }
             AiAttribute::ScanCombiner(form) => push_fields(&mut out, &[code::SCAN_COMBINER, *form]),
             AiAttribute::PixelFormat(characters) => push_fields(&mut out, &[code::PIXEL_FORMAT, *characters]),
             AiAttribute::File([name, folder, hash]) => {

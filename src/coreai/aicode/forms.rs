@@ -138,6 +138,9 @@ pub const FORMS: &[OpForm] = &[
     // images; a tensor has the axes height, width and component
     row("primitive.image_to_tensor_v1", "source", 20251114),
     row("primitive.tensor_to_image_v1", "source", 20260108),
+    // interpolation
+    row("primitive.interpolate_v1", "input output_shape scale offset", 20260127).properties("interpolation_mode"),
+    row("primitive.interpolate_coordinates_v1", "input coords", 20260127).properties("interpolation_mode"),
     // products
     row("primitive.batch_matmul_v1", "x y", 20250723),
     row("broadcasting_batch_matmul_v1", "x y", 20251202).region(),

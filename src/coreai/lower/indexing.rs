@@ -10,6 +10,7 @@ pub(super) const ROWS: &[Row] = &[
     ("gather", gather),
     ("gather_along_axis", gather_along_axis),
     ("gather_nd", gather_nd),
+    ("reverse_sequence", reverse_sequence),
     ("scatter", scatter),
     ("scatter_along_axis", scatter_along_axis),
     ("scatter_nd", scatter_nd),
@@ -65,6 +66,30 @@ fn gather_along_axis(l: &mut Lowering<'_>, op: &Op) -> Lowered {
     let numbers = places(l, &indices, x.shape[axis])?;
     let along = l.signed_scalar(axis as i64);
     Ok(vec![l.op("primitive.gather_along_axis_v1", &[&x, &numbers, &along], &indices.shape, x.element)])
+}
+
+/// Reverses the first elements of an axis, as many as `lengths` has for each batch.
+fn reverse_sequence(l: &mut Lowering<'_>, op: &Op) -> Lowered {
+    let (x, lengths) = (l.tensor(op, "x")?, l.tensor(op, "lengths")?);
+    let along = x.axis(l.integer_or(op, "seq_axis", 0)?)?;
+    let batch = x.axis(l.integer_or(op, "batch_axis", 0)?)?;
+    let line = |axis: usize| {
+        let mut shape = vec![1; x.rank()];
+        shape[axis] = x.shape[axis];
+        shape
+    };
+    let lengths = l.cast(&lengths, ElementType::Si32);
+    let lengths = l.reshape(&lengths, &line(batch));
+    let lengths = l.broadcast(&lengths, &x.shape)?;
+    let numbers: Vec<f64> = (0..x.shape[along]).map(|place| place as f64).collect();
+    let numbers = l.floats(&numbers, &line(along), ElementType::Si32)?;
+    let numbers = l.broadcast(&numbers, &x.shape)?;
+    let last = l.with_number("primitive.sub_v1", &lengths, 1.0)?;
+    let mirrored = l.binary("primitive.sub_v1", &last, &numbers)?;
+    let within = l.greater(&lengths, &numbers)?;
+    let places = l.choose(&within, &mirrored, &numbers);
+    let axis = l.signed_scalar(along as i64);
+    Ok(vec![l.op("primitive.gather_along_axis_v1", &[&x, &places, &axis], &x.shape, x.element)])
 }
 
 /// Number of each place along an axis, in every place of a shape with a last axis of size 1.

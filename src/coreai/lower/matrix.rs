@@ -11,6 +11,9 @@ pub(super) const ROWS: &[Row] =
 
 fn matmul(l: &mut Lowering<'_>, op: &Op) -> Lowered {
     let (mut x, mut y) = (l.tensor(op, "x")?, l.tensor(op, "y")?);
+    // since iOS 17, one of them may be of integers
+    let element = if x.element.is_float() || !y.element.is_float() { x.element } else { y.element };
+    (x, y) = (l.cast(&x, element), l.cast(&y, element));
     let (vector_x, vector_y) = (x.rank() == 1, y.rank() == 1);
     if vector_x {
         x = l.reshape(&x, &[1, x.shape[0]]);
@@ -36,13 +39,17 @@ fn matmul(l: &mut Lowering<'_>, op: &Op) -> Lowered {
 }
 
 fn linear(l: &mut Lowering<'_>, op: &Op) -> Lowered {
-    let (x, weight) = (l.tensor(op, "x")?, l.tensor(op, "weight")?);
+    let (mut x, mut weight) = (l.tensor(op, "x")?, l.tensor(op, "weight")?);
+    // since iOS 17, one of them may be of integers
+    let element = if x.element.is_float() || !weight.element.is_float() { x.element } else { weight.element };
+    (x, weight) = (l.cast(&x, element), l.cast(&weight, element));
     let columns = *x.shape.last().ok_or("an input of rank 0")?;
     let rows = x.shape[..x.rank() - 1].iter().product();
     let flat = l.reshape(&x, &[rows, columns]);
     let weight = l.swap_axes(&weight, 0, 1);
     let mut product = l.product(&flat, &weight)?;
     if let Some(bias) = l.optional(op, "bias")? {
+        let bias = l.cast(&bias, element);
         product = l.binary("primitive.add_v1", &product, &bias)?;
     }
     let shape = [&x.shape[..x.rank() - 1], &product.shape[1..]].concat();

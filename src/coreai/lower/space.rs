@@ -3,7 +3,7 @@
 use anec_mil::Op;
 
 use super::context::{Lowering, Tensor};
-use super::{Lowered, Row};
+use super::{Lowered, Row, image};
 use crate::aicode::ElementType;
 
 pub(super) const ROWS: &[Row] = &[
@@ -66,13 +66,14 @@ fn space_to_depth(l: &mut Lowering<'_>, op: &Op) -> Lowered {
 
 fn upsample(l: &mut Lowering<'_>, op: &Op) -> Lowered {
     let x = l.tensor(op, "x")?;
-    let whole = |l: &Lowering<'_>, parameter| -> Result<u64, String> {
-        let factor = l.number(op, parameter, 1.0)?;
-        if factor.fract() == 0.0 && factor >= 1.0 { Ok(factor as u64) } else { Err(format!("a factor of {factor}")) }
-    };
-    let factors = [whole(l, "scale_factor_height")?, whole(l, "scale_factor_width")?];
+    let factors = [l.number(op, "scale_factor_height", 1.0)?, l.number(op, "scale_factor_width", 1.0)?];
     let lead = x.rank().checked_sub(2).ok_or("rank below 2")?;
     let (h, w) = (x.shape[lead], x.shape[lead + 1]);
+    if factors.iter().any(|factor| factor.fract() != 0.0 || *factor < 1.0) {
+        let counts = [(h as f32 * factors[0]) as u64, (w as f32 * factors[1]) as u64];
+        return image::nearest(l, &x, &counts, false);
+    }
+    let factors = factors.map(|factor| factor as u64);
     let planes: u64 = x.shape[..lead].iter().product();
     let open = l.reshape(&x, &[planes, h, 1, w, 1]);
     let wide = l.broadcast(&open, &[planes, h, factors[0], w, factors[1]])?;

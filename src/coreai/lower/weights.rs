@@ -62,6 +62,11 @@ fn affine(l: &mut Lowering<'_>, op: &Op) -> Lowered {
     let scale = l.constant(&with_shape(&scale, scale.ty.dtype, &shape))?;
     let zero_shape = shape_of(&zero);
     let zero = l.constant(&with_shape(&zero, zero.ty.dtype, &zero_shape))?;
+    if zero.element != data.element {
+        let (data, zero) = (l.cast(&data, scale.element), l.cast(&zero, scale.element));
+        let moved = l.binary("primitive.sub_v1", &data, &zero)?;
+        return Ok(vec![l.binary("primitive.mul_v1", &moved, &scale)?]);
+    }
     let offset = l.broadcast(&zero, &shape)?;
     Ok(vec![shifted_scaled(l, &data, &scale, Some(offset))])
 }
@@ -124,46 +129,72 @@ fn sparse(l: &mut Lowering<'_>, op: &Op) -> Lowered {
         anec_mil::Binding::Constant(_) => None,
     });
     let source = source.ok_or("elements that aren't stored")?;
-    let (mask, dense) = match &source.operator[..] {
-        "constexpr_lut_to_sparse" => {
-            let mask = given(l, &source, "indices_mask")?;
-            let shape = mask.ty.fixed_shape().ok_or("a mask without a fixed shape")?;
-            let nonzero = given(l, &source, "indices_nonzero_data")?;
-            let indices = scattered(l, &mask, &nonzero, &shape)?;
-            let lut = l.tensor(&source, "lut")?;
-            let axis = l.integer_or(&source, "vector_axis", 0)?;
-            (mask, looked_up(l, &indices, &lut, axis)?)
-        }
-        "constexpr_sparse_blockwise_shift_scale" => {
-            let mask = given(l, &source, "data_mask")?;
-            let shape = mask.ty.fixed_shape().ok_or("a mask without a fixed shape")?;
-            let nonzero = given(l, &source, "nonzero_data")?;
-            let data = scattered(l, &mask, &nonzero, &shape)?;
-            let scale = l.tensor(&source, "scale")?;
-            let offset = l.optional(&source, "offset")?;
-            (mask, shifted_scaled(l, &data, &scale, offset))
-        }
-        other => return Err(format!("elements that `{other}` gives")),
-    };
-    if mask.elements() != dense.shape.iter().product::<u64>() {
-        return Err("sparse palettes of vectors".into());
-    }
-    let bits = mask.bytes().map_err(|e| e.to_string())?;
-    let flags: Vec<f64> = (0..mask.elements() as usize).map(|place| f64::from(bit(&bits, place))).collect();
+    let (flags, dense) = expanded(l, &source)?;
     let flags = l.booleans(&flags, &dense.shape)?;
     let zero = zeros(l, &dense.shape, dense.element);
     Ok(vec![l.choose(&flags, &dense, &zero)])
 }
 
-/// Operators whose results are lowered with the operator that makes them dense.
-fn of_sparse(l: &mut Lowering<'_>, op: &Op) -> Lowered {
-    let user = |other: &Op| {
-        other.operator == "constexpr_sparse_to_dense" && other.operands().any(|id| op.outputs.contains(&id))
+/// The elements that an operator gives sparse, in their places: others have any value. The flags tell them apart.
+fn expanded(l: &mut Lowering<'_>, source: &Op) -> Result<(Vec<f64>, Tensor), String> {
+    let (mask, axis, dense) = match &source.operator[..] {
+        "constexpr_lut_to_sparse" => {
+            let mask = given(l, source, "indices_mask")?;
+            let shape = mask.ty.fixed_shape().ok_or("a mask without a fixed shape")?;
+            let nonzero = given(l, source, "indices_nonzero_data")?;
+            let indices = scattered(l, &mask, &nonzero, &shape)?;
+            let lut = l.tensor(source, "lut")?;
+            let axis = l.integer_or(source, "vector_axis", 0)?;
+            (mask, if shape.is_empty() { 0 } else { indices.axis(axis)? }, looked_up(l, &indices, &lut, axis)?)
+        }
+        "constexpr_sparse_blockwise_shift_scale" => {
+            let mask = given(l, source, "data_mask")?;
+            let shape = mask.ty.fixed_shape().ok_or("a mask without a fixed shape")?;
+            let nonzero = given(l, source, "nonzero_data")?;
+            let data = scattered(l, &mask, &nonzero, &shape)?;
+            let scale = l.tensor(source, "scale")?;
+            let offset = l.optional(source, "offset")?;
+            (mask, 0, shifted_scaled(l, &data, &scale, offset))
+        }
+        other => return Err(format!("elements that `{other}` gives")),
     };
-    match l.function.block.ops.iter().any(user) {
-        true => Ok(Vec::new()),
-        false => Err("its result is used sparse".into()),
+    let shape = mask.ty.fixed_shape().unwrap_or_default();
+    let bits = mask.bytes().map_err(|e| e.to_string())?;
+    // an index of a palette of vectors stands for several elements along an axis
+    let inner = shape.iter().skip(axis + 1).product::<u64>().max(1);
+    let (size, repeats) = match (shape.get(axis), dense.shape.get(axis)) {
+        (Some(size), Some(whole)) if *size > 0 => (*size, whole / size),
+        _ => (1, 1),
+    };
+    let place = |element: u64| {
+        let (outer, rest) = (element / (inner * size * repeats), element % (inner * size * repeats));
+        (outer * size + rest / inner / repeats) * inner + rest % inner
+    };
+    let count = dense.shape.iter().product::<u64>();
+    let flags = (0..count).map(|element| f64::from(bit(&bits, place(element) as usize))).collect();
+    Ok((flags, dense))
+}
+
+/// Operators whose results are lowered with the operator that makes them dense; otherwise the mask and the elements.
+fn of_sparse(l: &mut Lowering<'_>, op: &Op) -> Lowered {
+    let takes = |other: &Op| other.operands().any(|id| op.outputs.contains(&id));
+    let is_dense = |other: &Op| other.operator == "constexpr_sparse_to_dense";
+    let block = &l.function.block;
+    if !block.outputs.iter().any(|id| op.outputs.contains(id)) && block.ops.iter().filter(|o| takes(o)).all(is_dense) {
+        return Ok(Vec::new());
     }
+    let (flags, dense) = expanded(l, op)?;
+    let mut packed = vec![0; flags.len().div_ceil(8)];
+    let stored: Vec<usize> = (0..flags.len()).filter(|place| flags[*place] != 0.0).collect();
+    stored.iter().for_each(|place| packed[place / 8] |= 1 << (place % 8));
+    let ty = TensorType::new(DataType::Uint1, dense.shape.iter().copied());
+    let mask = l.constant(&Constant::literal(ty, packed))?;
+    let count = stored.len() as u64;
+    let flat = l.reshape(&dense, &[flags.len() as u64, 1]);
+    let places: Vec<f64> = stored.into_iter().map(|place| place as f64).collect();
+    let places = l.floats(&places, &[count, 1], ElementType::Si32)?;
+    let elements = l.op("primitive.gather_nd_v1", &[&flat, &places], &[count, 1], dense.element);
+    Ok(vec![mask, l.reshape(&elements, &[count])])
 }
 
 fn bit(bytes: &[u8], place: usize) -> u8 {
