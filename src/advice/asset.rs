@@ -8,11 +8,20 @@ use super::rules::{Applies, AssetPart, AssetPattern, rules};
 
 /// Applies the rules about Core AI that concern the targets to an asset, or all of them if there are no targets.
 pub fn forecast_asset(name: &str, inventory: &AssetInventory, targets: &[ChipTarget<'_>]) -> Vec<ForecastFinding> {
+    forecast_graphs(name, inventory.functions.iter().chain(&inventory.private_functions), targets)
+}
+
+/// Applies the rules like [`forecast_asset`] to graphs of an asset of this name.
+pub fn forecast_graphs<'a>(
+    name: &str,
+    graphs: impl IntoIterator<Item = &'a GraphInventory, IntoIter: Clone>,
+    targets: &[ChipTarget<'_>],
+) -> Vec<ForecastFinding> {
+    let graphs = graphs.into_iter();
     let mut findings = Vec::new();
-    let graphs = || inventory.functions.iter().chain(&inventory.private_functions);
     for rule in rules().into_iter().filter(|rule| rule.concerns(targets)) {
         let Applies::Asset(pattern) = &rule.applies else { continue };
-        for graph in graphs() {
+        for graph in graphs.clone() {
             let count = pattern.count(graph);
             if count > 0 {
                 let found = format!("{count} {}", pattern.part.noun(count));

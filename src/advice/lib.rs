@@ -34,7 +34,7 @@ pub mod search;
 pub mod speed;
 pub mod tables;
 
-pub use asset::forecast_asset;
+pub use asset::{forecast_asset, forecast_graphs};
 pub use chips::{Chip, ChipError, ChipTable, ChipTarget};
 pub use forecast::{ForecastFinding, forecast};
 pub use predict::{CallPrediction, ChipPrediction, ContextPrediction, predict};

@@ -9,6 +9,7 @@ use anec_mil::{Function, Program};
 
 use crate::aicode::AiModule;
 use crate::error::CoreAiError;
+use crate::inventory::GraphInventory;
 use crate::lower::{LoweringChoices, LoweringPlan};
 
 /// Most numbers of tokens of one function, each of which becomes a function of the asset.
@@ -49,6 +50,69 @@ pub fn assemble(bundle: &Bundle, folder: &Path, asset: &str, choices: LoweringCh
     })
 }
 
+/// A function for one number of tokens.
+#[derive(Clone, Debug)]
+pub struct SizedFunction {
+    /// Name in the asset.
+    pub name: String,
+    /// Tokens per call.
+    pub tokens: u64,
+    /// The function, whose shapes are fixed.
+    pub function: Function,
+}
+
+/// The functions of an asset that a function of a package becomes: one for each number of tokens. `package` is a name
+/// without extension.
+///
+/// # Errors
+/// [`CoreAiError::Unsupported`] for too many numbers of tokens.
+pub fn sized(package: &str, function: &Function, tokens: TokenCount) -> Result<Vec<SizedFunction>, CoreAiError> {
+    let (least, most) = (tokens.least(), tokens.most());
+    if most.saturating_sub(least) >= MOST_SIZES {
+        let problem = format!("calls of {least} to {most} tokens; list up to {MOST_SIZES} numbers in `lengths.fixed`");
+        return Err(CoreAiError::Unsupported { problems: vec![problem] });
+    }
+    let stem = match &function.name[..] {
+        "main" => package.to_owned(),
+        name => format!("{package}_{name}"),
+    };
+    let symbols: Vec<_> = function.symbols().cloned().collect();
+    let of_size = |tokens| SizedFunction {
+        name: if least == most { stem.clone() } else { format!("{stem}_{tokens}") },
+        tokens,
+        function: symbols.iter().fold(function.clone(), |sized, symbol| sized.with_length(symbol, tokens)),
+    };
+    Ok((least..=most).map(of_size).collect())
+}
+
+/// An asset of programs whose weights aren't read, as far as shapes tell.
+#[derive(Default)]
+pub struct AssetSketch {
+    plan: LoweringPlan,
+}
+
+impl AssetSketch {
+    /// Adds a function of a package, whose name has no extension, for each number of tokens.
+    ///
+    /// # Errors
+    /// [`CoreAiError::Unsupported`] for too many numbers of tokens.
+    pub fn add(&mut self, package: &str, function: &Function, tokens: TokenCount) -> Result<(), CoreAiError> {
+        for sized in sized(package, function, tokens)? {
+            self.plan.try_add(&sized.name, &sized.function);
+        }
+        Ok(())
+    }
+
+    /// Contents of the asset's functions.
+    ///
+    /// # Errors
+    /// [`CoreAiError::Unsupported`] names everything that Core AI can't express.
+    pub fn functions(self) -> Result<Vec<GraphInventory>> {
+        self.plan.check()?;
+        Ok(self.plan.finish().graph_inventories())
+    }
+}
+
 /// Ports of a function for one number of tokens.
 fn fixed(ports: &[Port], tokens: u64) -> Vec<Port> {
     let port =
@@ -68,19 +132,9 @@ impl Assembler<'_> {
         let mut out = Vec::new();
         for entry in entries {
             let function = self.function(entry)?;
-            let stem = entry.package.trim_end_matches(".mlpackage");
-            let name = if entry.function == "main" { stem.to_owned() } else { format!("{stem}_{}", entry.function) };
-            let (least, most) = (entry.tokens.least(), entry.tokens.most());
-            if most - least >= MOST_SIZES {
-                let problem =
-                    format!("calls of {least} to {most} tokens; list up to {MOST_SIZES} numbers in `lengths.fixed`");
-                return Err(CoreAiError::Unsupported { problems: vec![problem] }.into());
-            }
-            for tokens in least..=most {
-                let symbols: Vec<_> = function.symbols().cloned().collect();
-                let sized = symbols.iter().fold(function.clone(), |sized, symbol| sized.with_length(symbol, tokens));
-                let name = if least == most { name.clone() } else { format!("{name}_{tokens}") };
-                self.plan.try_add(&name, &sized);
+            let package = entry.package.trim_end_matches(".mlpackage");
+            for SizedFunction { name, tokens, function } in sized(package, &function, entry.tokens)? {
+                self.plan.try_add(&name, &function);
                 out.push(FunctionEntry {
                     package: self.asset.to_owned(),
                     function: name,

@@ -1,12 +1,12 @@
 //! Contents of an asset: functions, operations, weights, and findings.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 
 use serde::Serialize;
 
 use crate::aicode::{
-    AiAttribute, AiModule, AiOp, AiRegion, AiType, AttributeId, Blob, ElementType, NAME, TypeId, form,
+    AiAttribute, AiModule, AiOp, AiRegion, AiType, AttributeId, Blob, Constraints, ElementType, NAME, TypeId, form,
 };
 use crate::asset::{Asset, AssetMetadata};
 
@@ -32,10 +32,21 @@ pub struct AssetInventory {
     pub private_functions: Vec<GraphInventory>,
     /// Bytes of constants by element type, each resource counted once.
     pub constant_bytes: BTreeMap<String, u64>,
+    /// Weights by form, each resource counted once: those that operations expand, and floats in resources.
+    pub weights: BTreeMap<String, WeightTotals>,
     /// Bytes of all resources.
     pub resource_bytes: u64,
     /// Findings about the asset and its functions.
     pub findings: Vec<AssetFinding>,
+}
+
+/// Weights of one form.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct WeightTotals {
+    /// Number of weights.
+    pub count: usize,
+    /// Bytes of elements or indices, without scales and tables.
+    pub bytes: u64,
 }
 
 /// A named value of a graph.
@@ -133,6 +144,17 @@ impl AiModule {
         }
     }
 
+    /// Contents of the graphs, those that only other graphs call included.
+    pub fn graph_inventories(&self) -> Vec<GraphInventory> {
+        let mut survey = Survey::new(self);
+        self.graphs().map(|graph| survey.graph(graph, self.is_private(graph))).collect()
+    }
+
+    /// Whether only other graphs call a graph.
+    fn is_private(&self, graph: &AiOp) -> bool {
+        matches!(self.property(graph, "isPrivate"), Some(AiAttribute::Integer { value: 1, .. }))
+    }
+
     /// A type as text.
     pub fn type_text(&self, id: TypeId) -> String {
         self.nested_type_text(id, 0)
@@ -151,9 +173,13 @@ impl AiModule {
                     text.push('x');
                 }
                 text += &self.nested_type_text(*element, depth + 1);
-                if let Some(AiAttribute::Constraints(constraints)) = constraints.and_then(|id| self.attribute(id)) {
-                    text +=
-                        &format!(", interleave {:?}, alignments {:?}", constraints.interleave, constraints.alignments);
+                match constraints.and_then(|id| self.attribute(id)) {
+                    Some(AiAttribute::Constraints(constraints)) => {
+                        let Constraints { interleave, alignments, .. } = constraints;
+                        text += &format!(", interleave {interleave:?}, alignments {alignments:?}");
+                    }
+                    Some(AiAttribute::SparseEncoding { stored, .. }) => text += &format!(", sparse, {stored} stored"),
+                    _ => {}
                 }
                 text + ">"
             }
@@ -248,10 +274,10 @@ impl Asset {
     /// Lists the contents of the asset.
     pub fn inventory(&self) -> AssetInventory {
         let module = &self.module;
-        let mut survey = Survey { module, findings: Vec::new(), seen: BTreeSet::new(), constants: BTreeMap::new() };
+        let mut survey = Survey::new(module);
         let (mut functions, mut private_functions) = (Vec::new(), Vec::new());
         for graph in module.graphs() {
-            let private = matches!(module.property(graph, "isPrivate"), Some(AiAttribute::Integer { value: 1, .. }));
+            let private = module.is_private(graph);
             let inventory = survey.graph(graph, private);
             if private { private_functions.push(inventory) } else { functions.push(inventory) }
         }
@@ -265,6 +291,7 @@ impl Asset {
             functions,
             private_functions,
             constant_bytes: survey.constants.into_iter().map(|(k, v)| (k.to_owned(), v)).collect(),
+            weights: survey.weights,
             resource_bytes: module.resources.iter().fold(0, |sum, r| r.blob.length().saturating_add(sum)),
             findings: survey.findings,
         }
@@ -278,6 +305,21 @@ struct Survey<'m> {
     /// Attributes of constants that were counted.
     seen: BTreeSet<u32>,
     constants: BTreeMap<&'static str, u64>,
+    /// Attributes of weights that were counted.
+    counted: HashSet<AiAttribute>,
+    weights: BTreeMap<String, WeightTotals>,
+}
+
+/// Form of the weight that an operation expands, after the element type of its data.
+fn weight_form(operation: &str, element: ElementType) -> Option<String> {
+    let name = element.name();
+    Some(match operation {
+        "primitive.lut_to_dense_v1" => format!("palettes of {} bits", element.bits()),
+        "primitive.lut_to_sparse_with_bitmask_v1" => format!("sparse palettes of {} bits", element.bits()),
+        "primitive.build_sparse_with_bitmask_v1" => format!("sparse {name}"),
+        "primitive.blockwise_shift_scale_v2" | "dequantize_v2" => format!("{name} with scales"),
+        _ => return None,
+    })
 }
 
 /// Constants of another length than their type asks for.
@@ -331,7 +373,18 @@ impl WrongLengths {
     }
 }
 
-impl Survey<'_> {
+impl<'m> Survey<'m> {
+    fn new(module: &'m AiModule) -> Self {
+        Survey {
+            module,
+            findings: Vec::new(),
+            seen: BTreeSet::new(),
+            constants: BTreeMap::new(),
+            counted: HashSet::new(),
+            weights: BTreeMap::new(),
+        }
+    }
+
     fn find(&mut self, function: Option<&str>, problem: impl Into<String>) {
         self.findings.push(AssetFinding { function: function.map(str::to_owned), problem: problem.into() });
     }
@@ -468,6 +521,7 @@ impl Survey<'_> {
         for block in &region.blocks {
             // the type of each constant, by the number of its value
             let mut constants = BTreeMap::new();
+            let (mut stored, mut expanded) = (BTreeMap::new(), BTreeSet::new());
             let mut value = block.arguments.len() as u32;
             for op in &block.ops {
                 let name = module.name(op);
@@ -476,6 +530,7 @@ impl Survey<'_> {
                 }
                 if name == "primitive.constant_v1" {
                     constants.insert(value, op.results.first().copied());
+                    stored.insert(value, op);
                     self.constant(op);
                 } else if !matches!(name, "dataflow.output_v1" | "dataflow.yield_v1") {
                     *inventory.ops.entry(name.to_owned()).or_default() += 1;
@@ -489,12 +544,44 @@ impl Survey<'_> {
                         let data = op.operands.first().and_then(|data| *constants.get(data)?);
                         parts.extend(data.and_then(|ty| module.tensor_kind(ty)).map(GraphPart::Scaled));
                     }
+                    let data = op.operands.first().and_then(|data| stored.get(data));
+                    let element = data.and_then(|data| module.element(*data.results.first()?));
+                    if let (Some(data), Some(form)) = (data, element.and_then(|element| weight_form(name, element))) {
+                        self.weight(form, data);
+                    }
+                    // tables and scales are parts of a weight
+                    if weight_form(name, ElementType::Si8).is_some() {
+                        expanded.extend(op.operands.iter().copied());
+                    }
                     for part in parts {
                         *inventory.parts.entry(part).or_default() += 1;
                     }
                 }
                 value = value.saturating_add(op.results.len() as u32);
             }
+            for (_, op) in stored.into_iter().filter(|(value, _)| !expanded.contains(value)) {
+                let element =
+                    op.results.first().and_then(|ty| module.element(*ty)).filter(|element| element.is_float());
+                if let (Some(element), Some(AiAttribute::Resource(_))) = (element, module.property(op, "value")) {
+                    self.weight(element.name().to_owned(), op);
+                }
+            }
+        }
+    }
+
+    /// Counts a weight that no other constant shares.
+    fn weight(&mut self, form: String, constant: &AiOp) {
+        let module = self.module;
+        let Some(value) = module.property(constant, "value") else { return };
+        let bytes = match value {
+            AiAttribute::Resource(index) => module.resources.get(*index as usize).map_or(0, |r| r.blob.length()),
+            AiAttribute::Dense { bytes, .. } => bytes.len() as u64,
+            _ => return,
+        };
+        if self.counted.insert(value.clone()) {
+            let totals = self.weights.entry(form).or_default();
+            totals.count += 1;
+            totals.bytes = totals.bytes.saturating_add(bytes);
         }
     }
 

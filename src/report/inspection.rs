@@ -297,6 +297,14 @@ pub fn asset(path: &Path, inventory: &AssetInventory, rules: &[ForecastFinding])
     if !constants.is_empty() || !inventory.findings.is_empty() {
         text.push('\n');
     }
+    if !inventory.weights.is_empty() {
+        let weights: Vec<String> = inventory
+            .weights
+            .iter()
+            .map(|(form, totals)| format!("{} of {form} {}", totals.count, bytes(totals.bytes)))
+            .collect();
+        text.push_str(&format!("weights: {}\n", weights.join(", ")));
+    }
     if !constants.is_empty() {
         text.push_str(&format!("constants: {}\n", constants.join(", ")));
     }
