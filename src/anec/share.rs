@@ -344,14 +344,15 @@ fn predictions(bundle: &Bundle, chips: &[String]) -> Result<Vec<ChipPrediction>>
     }
     let targets = chips.iter().map(|name| ChipTable::built_in().target(name)).collect::<Result<Vec<_>, _>>()?;
     let opened = open_shapes(&bundle.manifest, &Progress::hidden())?;
-    let plan = ConvertPlan::new(&bundle.manifest, &*opened.model)?;
+    let manifest = bundle.manifest.with_lengths_of_functions();
+    let plan = ConvertPlan::new(&manifest, &*opened.model)?;
     let planned = plan.packages.iter().map(|package| (format!("{}.mlpackage", package.name), package.weight_bytes));
     let own = bundle.packages.iter().map(|package| (package.package.clone(), package.weight_bytes));
     // an asset of Core AI holds all planned packages
     if bundle.manifest.format.is_coreml() && !planned.eq(own) {
         return Err(ShareError::OtherPlan { origin: bundle.source.name.clone() }.into());
     }
-    predict(&bundle.manifest, &*opened.model, &plan, &targets)
+    predict(&manifest, &*opened.model, &plan, &targets)
 }
 
 impl BundleCache {

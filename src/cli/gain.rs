@@ -51,6 +51,7 @@ pub(super) fn note(
 pub(super) fn note_of(manifest: &Manifest) -> Result<Option<String>> {
     let opened = open_shapes(manifest, &Progress::hidden())?;
     let manifest = resolve(manifest, &opened.source, &*opened.model);
+    let manifest = manifest.with_lengths_of_functions();
     let plan = ConvertPlan::new(&manifest, &*opened.model)?;
     Ok(note(&manifest, &*opened.model, &plan, &[]))
 }

@@ -1,5 +1,6 @@
 //! `anec plan`
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 use serde_json::json;
@@ -8,7 +9,7 @@ use super::input::Input;
 use super::usage::UsageError;
 use super::{gain, granularity, print, print_json, progress};
 use anec::advice::search::{SearchLimits, search};
-use anec::advice::{ChipError, ChipPrediction, ChipTable, ChipTarget, forecast, predict};
+use anec::advice::{ChipError, ChipPrediction, ChipTable, ChipTarget, forecast, forecast_graphs, predict};
 use anec::base::Result;
 use anec::base::output::write_file;
 use anec::convert::emit::Emitter;
@@ -16,10 +17,15 @@ use anec::convert::functions::build_package;
 use anec::convert::notes::{of_draft, of_transforms};
 use anec::convert::open::{Opened, open_shapes, resolve};
 use anec::convert::plan::ConvertPlan;
-use anec::convert::{Estimate, FormEstimate};
+use anec::convert::{Estimate, FormEstimate, asset_name};
+use anec::coreai::assemble::AssetSketch;
 use anec::manifest::Manifest;
 use anec::report;
 use anec::source::SourceKind;
+
+/// Limit of predictions for assets of Core AI.
+const CORE_AI_CALLS: &str = "  predicted for calls of Core ML: Core AI divides a graph into more of them, published for \
+                             one encoder as 25 instead of 1\n";
 
 /// Preview a conversion without reading weights: packages, functions, sizes, estimated speed, and a forecast for the
 /// Neural Engine
@@ -96,16 +102,33 @@ impl PlanArgs {
         let mut notes = of_transforms(asked, manifest, &*opened.model);
         notes.extend(of_draft(&plan));
         let forms = FormEstimate::of(manifest, &*opened.model);
-        let predictions = predict(manifest, &*opened.model, &plan, targets)?;
-        let gain = gain::note(manifest, &*opened.model, &plan, targets);
+        let sized = manifest.with_lengths_of_functions();
+        let of_functions = match sized {
+            Cow::Borrowed(_) => plan.clone(),
+            Cow::Owned(_) => ConvertPlan::new(&sized, &*opened.model)?,
+        };
+        let predictions = predict(&sized, &*opened.model, &of_functions, targets)?;
+        let gain = gain::note(&sized, &*opened.model, &of_functions, targets);
         let granularity = granularity::note(manifest, &*opened.model, &plan);
         let mut findings = Vec::new();
+        let mut sketch = AssetSketch::default();
         for package in &plan.packages {
             // builds the graphs without reading weights
             let mut emitter = Emitter::new(&manifest.quant);
-            let (program, _) = build_package(&*opened.model, &plan.form, package, &mut emitter)?;
-            let name = format!("{}.mlpackage", package.name);
-            findings.extend(forecast(&name, &program, package.weight_bytes, targets));
+            let (program, entries) = build_package(&*opened.model, &plan.form, package, &mut emitter)?;
+            if manifest.format.is_coreml() {
+                let name = format!("{}.mlpackage", package.name);
+                findings.extend(forecast(&name, &program, package.weight_bytes, targets));
+                continue;
+            }
+            for (function, entry) in program.functions.iter().zip(&entries) {
+                sketch.add(&package.name, function, entry.tokens)?;
+            }
+        }
+        let asset = (!manifest.format.is_coreml()).then(|| asset_name(manifest.name.as_deref().unwrap_or("model")));
+        let functions = sketch.functions()?;
+        if let Some(asset) = &asset {
+            findings = forecast_graphs(asset, &functions, targets);
         }
         if self.json {
             let mut json = report::plan_json(manifest, opened.model.facts(), &plan, &estimate, &forms);
@@ -113,6 +136,10 @@ impl PlanArgs {
             json["transforms"] = json!(transforms);
             json["notes"] = json!(notes.iter().chain(&gain).chain(&granularity).collect::<Vec<_>>());
             json["forecast"] = json!(findings);
+            if let Some(asset) = &asset {
+                let names: Vec<&str> = functions.iter().map(|function| &function.name[..]).collect();
+                json["asset"] = json!({"name": asset, "functions": names});
+            }
             if !targets.is_empty() {
                 json["predictions"] = json!(predictions);
             }
@@ -127,8 +154,14 @@ impl PlanArgs {
                 true => report::plan(manifest, facts, &plan, &estimate, &forms) + &transforms,
                 false => report::plan_summary(manifest, facts, &plan, &estimate) + transforms.trim_start(),
             };
+            if let Some(asset) = &asset {
+                text += &format!("the packages become one asset, {asset}, with {} functions\n", functions.len());
+            }
             if !targets.is_empty() {
                 text += &format!("\n{}", self.predictions(&predictions));
+                if asset.is_some() {
+                    text += CORE_AI_CALLS;
+                }
             }
             for note in gain.iter().chain(&granularity) {
                 text += &format!("{note}\n");

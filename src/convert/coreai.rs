@@ -25,11 +25,12 @@ pub(super) fn note(manifest: &Manifest) -> Option<String> {
 /// # Errors
 /// When Core AI can't express a program, or a package can't be read.
 pub(super) fn assemble(bundle: &Bundle, folder: &Path) -> Result<Assembly> {
-    assemble::assemble(bundle, folder, &asset_name(bundle), LoweringChoices::default())
+    assemble::assemble(bundle, folder, &asset_name(&bundle.name), LoweringChoices::default())
 }
 
-fn asset_name(bundle: &Bundle) -> String {
-    format!("{}.aimodel", bundle.name)
+/// Name of the asset of a bundle.
+pub fn asset_name(bundle: &str) -> String {
+    format!("{bundle}.aimodel")
 }
 
 /// Writes the asset of a bundle beside its packages, and removes them. A run that is killed here resumes with
@@ -38,7 +39,7 @@ fn asset_name(bundle: &Bundle) -> String {
 /// # Errors
 /// When the system refuses.
 pub(super) fn link(assembly: Assembly, bundle: &Bundle, folder: &Path, progress: &Progress) -> Result<Bundle> {
-    let asset = asset_name(bundle);
+    let asset = asset_name(&bundle.name);
     progress.stage(&asset);
     let mut options = AssetOptions::default();
     options.replace = true;

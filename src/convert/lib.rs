@@ -65,6 +65,7 @@ mod size;
 pub mod tokenizer;
 mod workload;
 
+pub use coreai::asset_name;
 pub use error::ConvertError;
 pub use estimate::{Estimate, FormEstimate};
 pub use exported::ExportError;

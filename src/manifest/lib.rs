@@ -41,6 +41,7 @@ mod reranker;
 mod sizes;
 mod transforms;
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 use schemars::JsonSchema;
@@ -188,6 +189,17 @@ impl Default for Manifest {
 }
 
 impl Manifest {
+    /// The manifest with the numbers of tokens that functions have: an asset of Core AI has a function for each number
+    /// of a range.
+    pub fn with_lengths_of_functions(&self) -> Cow<'_, Manifest> {
+        match (self.format, &self.lengths) {
+            (ProgramFormat::Coreai, Lengths::Range([lower, upper])) => {
+                Cow::Owned(Manifest { lengths: Lengths::Fixed((*lower..=*upper).collect()), ..self.clone() })
+            }
+            _ => Cow::Borrowed(self),
+        }
+    }
+
     /// How keys and values are written; the default depends on the lengths and the format. Slice writes at computed
     /// positions stop Core AI's compiler for the Neural Engine.
     pub fn kv_write(&self) -> KvWrite {

@@ -11,7 +11,7 @@ use anec_manifest::WeightFormat;
 use anec_validate::verdict::missing_proof;
 use serde_json::Value as Json;
 
-use super::conversion::part;
+use super::conversion::{WHOLE_MODEL, part, programs};
 use super::escape::cell;
 use super::forecast::{by_rule, place};
 use super::{bytes, counted};
@@ -45,19 +45,21 @@ pub fn card(bundle: &Bundle, converted: Option<&ConvertReport>, facts: &CardFact
         Some(base) => format!("[{base}](https://huggingface.co/{base})"),
         None => format!("`{source}`"),
     };
+    let is_coreml = bundle.manifest.format.is_coreml();
+    let programs = if is_coreml { "Core ML packages" } else { "Core AI asset (OS 27)" };
     let _ = writeln!(
         text,
-        "Core ML packages of {origin} (family `{}`, {} layers, context {}), made by anec {}.\n",
+        "{programs} of {origin} (family `{}`, {} layers, context {}), made by anec {}.\n",
         bundle.family,
         bundle.model.num_layers,
         bundle.model.contexts.iter().map(u64::to_string).collect::<Vec<_>>().join(", "),
         bundle.anec_version,
     );
-    let _ = writeln!(text, "```sh\n{}\n```\n", usage(&bundle.model.task, &facts.repository));
+    let _ = writeln!(text, "```sh\n{}\n```\n", usage(&bundle.model.task, is_coreml, &facts.repository));
     text.push_str(&weights(bundle, converted));
     text.push_str(&packages(bundle));
     text.push_str(&speed::speed(&facts.predictions, facts.bench.as_ref()));
-    text.push_str(&proofs(facts.gates.as_ref()));
+    text.push_str(&proofs(facts.gates.as_ref(), is_coreml));
     text.push_str(&forecast(&facts.forecast));
     text.push_str(&origins(bundle, facts));
     text
@@ -74,9 +76,10 @@ fn front_matter(bundle: &Bundle, facts: &CardFacts) -> String {
     if let Some(base) = &facts.base {
         let _ = writeln!(text, "base_model: {}\nbase_model_relation: quantized", quoted(base));
     }
+    let format = if bundle.manifest.format.is_coreml() { "coreml" } else { "coreai" };
     let _ = writeln!(
         text,
-        "library_name: anec\npipeline_tag: {task}\ntags:\n- anec\n- coreml\n- apple-neural-engine\n- {}\n---\n",
+        "library_name: anec\npipeline_tag: {task}\ntags:\n- anec\n- {format}\n- apple-neural-engine\n- {}\n---\n",
         quoted(&bundle.family)
     );
     text
@@ -94,7 +97,7 @@ fn pipeline(task: &Task) -> &'static str {
 }
 
 /// Commands that run the bundle.
-fn usage(task: &Task, repository: &str) -> String {
+fn usage(task: &Task, is_coreml: bool, repository: &str) -> String {
     let (first, serves) = match task {
         Task::TextGeneration => ("run BUNDLE --prompt \"…\"", true),
         Task::TokenClassification(_) => ("redact BUNDLE FILE", false),
@@ -106,8 +109,9 @@ fn usage(task: &Task, repository: &str) -> String {
     };
     let name = format!("hf:{repository}");
     let first = first.replace("BUNDLE", &name);
-    let serve = if serves { format!("\nanec serve {name}") } else { String::new() };
-    format!("anec {first}   # downloads it once; anec pull {name} for a folder{serve}")
+    let backend = if is_coreml { "" } else { " --backend coreai" };
+    let serve = if serves { format!("\nanec serve {name}{backend}") } else { String::new() };
+    format!("anec {first}{backend}   # downloads it once; anec pull {name} for a folder{serve}")
 }
 
 /// Source without its local folders.
@@ -138,7 +142,10 @@ fn packages(bundle: &Bundle) -> String {
     let mut total = bundle.host.file.bytes;
     for package in &bundle.packages {
         let own: Vec<_> = bundle.all_functions().filter(|function| function.package == package.package).collect();
-        let holds = own.first().map_or_else(String::new, |function| part(bundle, function));
+        let holds = match package.is_asset() {
+            true => WHOLE_MODEL.to_owned(),
+            false => own.first().map_or_else(String::new, |function| part(bundle, function)),
+        };
         let size = package.files.iter().map(|file| file.bytes).sum::<u64>();
         total += size;
         let _ = writeln!(
@@ -155,7 +162,7 @@ fn packages(bundle: &Bundle) -> String {
         text,
         "\n{}, {} with what the host computes with. The digest of all is `{}`. `bundle.json` has the size and digest of every \
          file; the digest of several files is that of the lines `DIGEST FILE` of each.\n",
-        counted(bundle.packages.len(), "package"),
+        counted(bundle.packages.len(), programs(bundle)),
         bytes(total),
         bundle.digest(),
     );
@@ -163,7 +170,7 @@ fn packages(bundle: &Bundle) -> String {
 }
 
 /// Results of the gates.
-fn proofs(gates: Option<&Json>) -> String {
+fn proofs(gates: Option<&Json>, is_coreml: bool) -> String {
     let mut text = String::from("## What was checked\n\n");
     let problem = match gates {
         Some(report) => missing_proof(report),
@@ -197,6 +204,9 @@ fn proofs(gates: Option<&Json>) -> String {
     let on_a_mac = gates.into_iter().flatten().any(|gate| gate["gate"] == "residency" && gate["verdict"] == "passed");
     text.push_str(match on_a_mac {
         true => "Residency was judged by a compute plan that a Mac made.\n\n",
+        false if !is_coreml => {
+            "Not run on a Mac with OS 27: that this asset compiles, and runs on the Neural Engine, is not proven here.\n\n"
+        }
         false => {
             "Not run on a Mac: that these packages compile, and run on the Neural Engine, is not proven here. \
              `anec validate` on a Mac proves or refutes it.\n\n"
@@ -279,7 +289,7 @@ mod tests {
             (labels(2), "text-classification", "anec classify hf:o/m --prompt"),
         ] {
             assert_eq!(pipeline(&task), name);
-            let usage = usage(&task, "o/m");
+            let usage = usage(&task, true, "o/m");
             assert!(usage.starts_with("anec ") && usage.contains(command), "{usage}");
         }
     }
@@ -292,13 +302,14 @@ mod tests {
             ]},
             {"gate": "residency", "verdict": "unproven", "checks": [{"verdict": "unproven"}]},
         ]});
-        let text = proofs(Some(&gates));
+        let text = proofs(Some(&gates), true);
         assert!(
             text.contains("| parity | 2 of 2 | passed |") && text.contains("least cosine with the golden is 0.999600")
         );
         assert!(text.contains("| residency | 0 of 1 | unproven |") && text.contains("Not run on a Mac"), "{text}");
-        assert!(proofs(None).contains("No report of gates"));
+        assert!(proofs(None, true).contains("No report of gates"));
         let passed = serde_json::json!({"gates": [{"gate": "residency", "verdict": "passed", "checks": []}]});
-        assert!(!proofs(Some(&passed)).contains("Not run on a Mac"));
+        assert!(!proofs(Some(&passed), true).contains("Not run on a Mac"));
+        assert!(proofs(Some(&gates), false).contains("Not run on a Mac with OS 27"));
     }
 }

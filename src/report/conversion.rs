@@ -8,11 +8,16 @@ use anec_bundle::Bundle;
 use anec_bundle::{FunctionEntry, Stage};
 use anec_convert::report::{ConvertReport, PackageReport};
 
+/// Contents of an asset of Core AI.
+pub(super) const WHOLE_MODEL: &str = "the whole model";
 /// Number of tensors with the largest loss that are listed.
 const WORST: usize = 3;
 
 /// Formats the result of `anec convert`.
 pub fn conversion(path: &Path, bundle: &Bundle, report: &ConvertReport) -> String {
+    if let Some(table) = asset(bundle, report) {
+        return table + &totals(path, bundle, report);
+    }
     let rows = report.packages.iter().map(|package| {
         let functions: Vec<_> = bundle.all_functions().filter(|f| f.package == package.package).collect();
         let what = functions.first().map_or_else(String::new, |function| part(bundle, function));
@@ -27,6 +32,21 @@ pub fn conversion(path: &Path, bundle: &Bundle, report: &ConvertReport) -> Strin
     table(&["package", "holds", ">functions", ">weights", ">cosine"], rows) + &totals(path, bundle, report)
 }
 
+/// Table of the asset of Core AI that a bundle's packages became.
+pub(super) fn asset(bundle: &Bundle, report: &ConvertReport) -> Option<String> {
+    let [asset] = &bundle.packages[..] else { return None };
+    let cosine = report.packages.iter().filter_map(smallest_cosine).min_by(f64::total_cmp);
+    let row = vec![
+        asset.package.clone(),
+        WHOLE_MODEL.to_owned(),
+        bundle.all_functions().count().to_string(),
+        bytes(asset.weight_bytes),
+        cosine.map_or_else(|| "-".into(), |cosine| format!("{cosine:.6}")),
+    ];
+    let head = ["asset", "holds", ">functions", ">weights", ">cosine of weights (min)"];
+    asset.is_asset().then(|| table(&head, [row]))
+}
+
 /// Size, time and memory of a conversion, and its largest losses.
 pub(super) fn totals(path: &Path, bundle: &Bundle, report: &ConvertReport) -> String {
     let run = &report.run;
@@ -35,7 +55,7 @@ pub(super) fn totals(path: &Path, bundle: &Bundle, report: &ConvertReport) -> St
         path.display(),
         bundle.name,
         bytes(run.bundle_bytes),
-        counted(bundle.packages.len(), "package"),
+        counted(bundle.packages.len(), programs(bundle)),
         run.seconds,
         run.cpu_seconds,
         bytes(run.peak_memory_bytes),
@@ -72,6 +92,11 @@ pub(super) fn totals(path: &Path, bundle: &Bundle, report: &ConvertReport) -> St
 pub(super) fn smallest_cosine(package: &PackageReport) -> Option<f64> {
     let cosines = package.tensors.iter().filter(|t| t.granularity.is_some()).filter_map(|t| t.loss.map(|l| l.cosine));
     cosines.min_by(f64::total_cmp)
+}
+
+/// What a bundle's programs are called.
+pub(super) fn programs(bundle: &Bundle) -> &'static str {
+    if bundle.manifest.format.is_coreml() { "package" } else { "asset" }
 }
 
 /// Part of the model that a function computes, for tables.

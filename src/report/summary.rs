@@ -4,7 +4,7 @@ use std::path::Path;
 
 use indexmap::IndexMap;
 
-use super::conversion::{smallest_cosine, totals};
+use super::conversion::{asset, smallest_cosine, totals};
 use super::forecast::{by_rule, place};
 use super::gates::{line, perplexities};
 use super::planned::{header, totals as plan_totals};
@@ -192,6 +192,9 @@ fn sizes(all: impl Iterator<Item = u64> + Clone) -> String {
 
 /// Written bundle.
 pub fn conversion_summary(path: &Path, bundle: &Bundle, report: &ConvertReport) -> String {
+    if let Some(table) = asset(bundle, report) {
+        return table + &totals(path, bundle, report);
+    }
     let packages = report.packages.iter().filter_map(|package| {
         let functions: Vec<_> = bundle.all_functions().filter(|function| function.package == package.package).collect();
         let function = *functions.first()?;
