@@ -6,11 +6,13 @@ use serde::Serialize;
 
 use super::usage::UsageError;
 use super::{print, print_json};
+use anec::advice::{ForecastFinding, forecast_asset};
 use anec::base::{Fault, Result};
 use anec::coreai::bridge::BridgeOptions;
 use anec::coreai::migrate::{MigrateOptions, migrate};
 use anec::coreai::{self, AssetOptions};
 use anec::package;
+use anec::report;
 use anec::validate::migration::{self, Agreement};
 
 /// Turn a Core ML package into an asset of Core AI, and compare both
@@ -59,12 +61,19 @@ struct Migrated {
     notes: Vec<String>,
     /// Absent where no runtime was at hand.
     agreement: Option<Vec<Agreement>>,
+    /// Rules for the Neural Engine that the asset breaks.
+    forecast: Vec<ForecastFinding>,
 }
 
 impl MigrateArgs {
     pub(super) fn run(self) -> Result<u8> {
         let package = package::open(&self.package)?;
         let mut options = MigrateOptions::default();
+        self.check_out()?;
+        let bridge = BridgeOptions::of_machine(self.python.clone());
+        if self.python.is_some() {
+            bridge.check()?;
+        }
         for (symbol, sizes) in &self.shapes {
             if options.sizes.insert(symbol.clone(), sizes.clone()).is_some() {
                 let problem = format!("--shapes names `{symbol}` twice");
@@ -77,7 +86,9 @@ impl MigrateArgs {
         how.replace = self.force;
         let written = coreai::write(&done.module, &self.out, &how)?;
         let mut notes = done.notes.clone();
-        let agreement = if self.no_verify { None } else { self.verify(&done.functions, &mut notes)? };
+        let name = self.out.file_name().unwrap_or(self.out.as_os_str()).to_string_lossy();
+        let forecast = forecast_asset(&name, &coreai::open(&self.out)?.inventory(), &[]);
+        let agreement = if self.no_verify { None } else { self.verify(&bridge, &done.functions, &mut notes)? };
         let failed = agreement.iter().flatten().any(|of| !of.agrees);
         let result = Migrated {
             asset: self.out.clone(),
@@ -85,6 +96,7 @@ impl MigrateArgs {
             weight_bytes: written.weight_bytes,
             notes,
             agreement,
+            forecast,
         };
         if self.json {
             print_json(&result);
@@ -94,14 +106,27 @@ impl MigrateArgs {
         Ok(u8::from(failed))
     }
 
+    /// Refuses an output that would not be written, before the work.
+    fn check_out(&self) -> Result<()> {
+        if self.out.extension().is_none_or(|extension| extension != "aimodel") {
+            let problem = format!("{}: the name of an asset ends in `.aimodel`", self.out.display());
+            return Err(UsageError::new(problem, "choose another name with --out").into());
+        }
+        if self.out.exists() && !self.force {
+            let problem = format!("{}: exists already", self.out.display());
+            return Err(UsageError::new(problem, "--force replaces it; --out names another asset").into());
+        }
+        Ok(())
+    }
+
     /// Compares the asset with the package; `None`, with a note, where there is no runtime.
     fn verify(
         &self,
+        bridge: &BridgeOptions,
         functions: &[anec::coreai::migrate::MigratedFunction],
         notes: &mut Vec<String>,
     ) -> Result<Option<Vec<Agreement>>> {
-        let bridge = BridgeOptions::of_machine(self.python.clone());
-        match migration::compare(functions, &self.out, &bridge) {
+        match migration::compare(functions, &self.out, bridge) {
             Ok(agreement) => Ok(Some(agreement)),
             Err(error) if error.fault() == Fault::Platform && self.python.is_none() => {
                 let help = error.help().unwrap_or_default();
@@ -116,11 +141,11 @@ impl MigrateArgs {
 impl Migrated {
     fn text(&self) -> String {
         let mut text = format!(
-            "{}: {} functions ({}), {:.1} MB of weights\n",
+            "{}: {} ({}), {} of weights\n",
             self.asset.display(),
-            self.functions.len(),
+            report::counted(self.functions.len(), "function"),
             self.functions.join(", "),
-            self.weight_bytes as f64 / 1e6
+            report::bytes(self.weight_bytes)
         );
         for of in self.agreement.iter().flatten() {
             let verdict = if of.agrees { "agrees with the package" } else { "DIFFERS from the package" };
@@ -130,6 +155,9 @@ impl Migrated {
             );
         }
         self.notes.iter().for_each(|note| text += &format!("note: {note}\n"));
+        if !self.forecast.is_empty() {
+            text += &format!("\n{}", report::forecast_summary(&self.forecast));
+        }
         text
     }
 }

@@ -60,7 +60,7 @@ pub struct Backend {
     /// Backend
     #[arg(long, value_enum, value_name = "NAME", default_value_t = BackendName::Cpu)]
     backend: BackendName,
-    /// Core ML's devices [default: cpu-and-neural-engine]
+    /// Devices of Core ML [default: cpu-and-neural-engine], or what Core AI prefers on a Mac
     #[arg(long, value_enum, value_name = "UNITS")]
     compute_units: Option<ComputeUnits>,
     /// Python with Apple's coreai-core, for --backend coreai [default: that of ANEC_PYTHON]
@@ -75,12 +75,11 @@ impl Backend {
     /// If devices are given for the CPU executor.
     pub fn core_ml(&self) -> Result<Option<ComputeUnits>> {
         match (self.backend, self.compute_units) {
-            (BackendName::Cpu | BackendName::Coreai, Some(_)) => {
-                let other = if self.backend == BackendName::Cpu { "the CPU executor" } else { "Core AI" };
-                let problem = format!("--compute-units names devices of Core ML, but the backend is {other}");
+            (BackendName::Cpu, Some(_)) => {
+                let problem = "--compute-units names devices of Core ML, but the backend is the CPU executor";
                 Err(UsageError::new(problem, "add --backend coreml, or leave out --compute-units").into())
             }
-            (BackendName::Cpu | BackendName::Coreai, None) => Ok(None),
+            (BackendName::Cpu, None) | (BackendName::Coreai, _) => Ok(None),
             (BackendName::Coreml, units) => Ok(Some(units.unwrap_or(ComputeUnits::CpuAndNeuralEngine))),
         }
     }
@@ -88,16 +87,34 @@ impl Backend {
     /// How Apple's Core AI runtime is started, where that is the backend.
     ///
     /// # Errors
-    /// When a Python is named and it isn't.
+    /// When a Python is named and it isn't; when devices are named where its runtime has the CPU only.
     pub fn core_ai(&self) -> Result<Option<BridgeOptions>> {
         match (self.backend, &self.python) {
-            (BackendName::Coreai, python) => Ok(Some(BridgeOptions::of_machine(python.clone()))),
+            (BackendName::Coreai, python) => {
+                let mut options = BridgeOptions::of_machine(python.clone());
+                if self.compute_units.is_some() && !options.system {
+                    let problem = "--compute-units names devices of a Mac, and Apple's runtime here has the CPU only";
+                    return Err(UsageError::new(problem, "leave out --compute-units").into());
+                }
+                options.units = self.compute_units.and_then(preferred_kind).map(str::to_owned);
+                Ok(Some(options))
+            }
             (_, None) => Ok(None),
             (_, Some(_)) => {
                 let problem = "--python names what runs Core AI, and another backend runs the bundle";
                 Err(UsageError::new(problem, "add --backend coreai, or leave out --python").into())
             }
         }
+    }
+}
+
+/// Kind of compute unit that Core AI shall prefer, as Apple's package names it; `None` leaves the choice to the system.
+fn preferred_kind(units: ComputeUnits) -> Option<&'static str> {
+    match units {
+        ComputeUnits::CpuAndNeuralEngine => Some("neural_engine"),
+        ComputeUnits::CpuOnly => Some("cpu_only"),
+        ComputeUnits::CpuAndGpu => Some("gpu"),
+        ComputeUnits::All => None,
     }
 }
 

@@ -149,10 +149,14 @@ async def main():
     if line["system"]:
         # written from Apple's documentation: this branch needs a Mac with OS 27
         options = None
-        if line["units"]:
+        if line["units"] == "cpu_only":
+            options = SpecializationOptions.cpu_only()
+        elif line["units"]:
             from coreai.runtime import ComputeUnitKind
 
-            options = SpecializationOptions.from_preferred_compute_unit_kind(getattr(ComputeUnitKind, line["units"]))
+            # the kinds are class methods: cpu, gpu, neural_engine
+            kind = getattr(ComputeUnitKind, line["units"])()
+            options = SpecializationOptions.from_preferred_compute_unit_kind(kind)
         await serve(await AIModel.load(line["asset"], options), source)
     else:
         async with AIModelAsset.load(line["asset"]).executable() as model:

@@ -13,6 +13,8 @@ use serde_json::{Value as Json, json};
 
 /// The child's program.
 const PROGRAM: &str = include_str!("bridge.py");
+/// Imports of the child's program.
+const IMPORTS: &str = "import numpy, coreai.authoring, coreai.runtime";
 /// Names the Python to use where no option does.
 const PYTHON_VARIABLE: &str = "ANEC_PYTHON";
 /// Package of Apple's runtime, in the version that was tried.
@@ -76,7 +78,8 @@ pub struct BridgeOptions {
     pub python: Option<PathBuf>,
     /// The system's Core AI instead of the package's own CPU runtime: a Mac with OS 27.
     pub system: bool,
-    /// The kind of compute unit that the system shall prefer, as Apple's package names it.
+    /// The kind of compute unit that the system shall prefer, as Apple's package names it: `cpu`, `gpu`,
+    /// `neural_engine`; or `cpu_only`.
     pub units: Option<String>,
 }
 
@@ -84,6 +87,22 @@ impl BridgeOptions {
     /// Options for this machine: the system's Core AI on a Mac, the package's CPU runtime elsewhere.
     pub fn of_machine(python: Option<PathBuf>) -> Self {
         BridgeOptions { python, system: cfg!(target_os = "macos"), units: None }
+    }
+
+    /// Checks that the Python has Apple's package.
+    ///
+    /// # Errors
+    /// [`BridgeError::NoPython`] and [`BridgeError::NoRuntime`].
+    pub fn check(&self) -> Result<()> {
+        let python = self.python();
+        let found = Command::new(&python).args(["-c", IMPORTS]).stdin(Stdio::null()).output();
+        let found = found.map_err(|source| BridgeError::NoPython { python: python.clone(), source })?;
+        if found.status.success() {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&found.stderr);
+        let problem = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it ended").to_owned();
+        Err(BridgeError::NoRuntime { python, problem }.into())
     }
 
     fn python(&self) -> PathBuf {

@@ -1,6 +1,6 @@
 //! Core ML packages, ours or anybody's, to modules of Core AI.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anec_base::Result;
 use anec_mil::{DataType, Function, Op, SymbolRange};
@@ -63,11 +63,14 @@ pub fn migrate(package: &Package, options: &MigrateOptions) -> Result<Migration>
             Err(problem) => problems.push(format!("function `{}`: {problem}", function.name)),
         }
     }
-    for symbol in options.sizes.keys() {
-        let known = package.program.functions.iter().any(|f| f.symbols().any(|known| known.name() == symbol));
-        if !known {
-            problems.push(format!("sizes of `{symbol}`, which no function has"));
-        }
+    let flexible: BTreeSet<&str> =
+        package.program.functions.iter().flat_map(|function| function.symbols().map(|symbol| symbol.name())).collect();
+    for symbol in options.sizes.keys().filter(|symbol| !flexible.contains(&symbol[..])) {
+        let flexible = match flexible.is_empty() {
+            true => "all shapes are fixed".to_owned(),
+            false => format!("flexible: {}", Vec::from_iter(flexible.iter().copied()).join(", ")),
+        };
+        problems.push(format!("sizes of `{symbol}`, which no function has ({flexible})"));
     }
     let mut plan = LoweringPlan::new(options.choices);
     for MigratedFunction { name, function } in &functions {
