@@ -11,10 +11,12 @@ use anec::Converter;
 use anec::base::Fault;
 use anec::bundle::Bundle;
 use anec::coreai::bridge::{Bridge, BridgeOptions};
-use anec::coreai::migrate::{MigrateOptions, migrate};
+use anec::coreai::lower::{LoweringChoices, LoweringPlan};
+use anec::coreai::migrate::{MigrateOptions, MigratedFunction, migrate};
 use anec::coreai::{self, AssetOptions};
 use anec::exec::Precision;
 use anec::manifest::Manifest;
+use anec::mil::text::parse;
 use anec::package;
 use anec::runtime::classify::windows::Windows;
 use anec::runtime::{self, Chunking, ForwardOptions, Hidden, LoadedModel};
@@ -65,6 +67,77 @@ fn a_migration_is_compared_with_its_package() {
     assert!(agreement.iter().all(|of| of.agrees && of.cosine > 0.9999), "{agreement:?}");
     let wrong = migration::compare(&other.functions, &path, &options);
     assert!(wrong.is_err() || wrong.unwrap().iter().any(|of| !of.agrees), "another package's asset agrees");
+}
+
+/// The numerics gate of a package with the backend over Apple's runtime.
+#[test]
+fn a_package_is_validated_on_apples_runtime() {
+    let Some(options) = runtime() else { return };
+    let path = repository("tests/fixtures/coremltools/multifunction/model.mlpackage");
+    let validator = anec::Validator::new(&path).gates([anec::Gate::Numerics]).core_ai(Some(options));
+    let report = validator.run().unwrap().report;
+    let checks: Vec<_> = report.gates[0].checks.iter().filter(|check| check.subject.ends_with("Core AI")).collect();
+    assert!(checks.len() == 2 && checks.iter().all(|check| check.measured["cosine"] > 0.999), "{checks:?}");
+}
+
+/// Operators, and forms of them, that no package of the fixtures has.
+const PROGRAMS: [&str; 8] = [
+    "program(1.0) { func main<ios15>(tensor<fp32, [1, 1, 7]> x) {
+        tensor<int32, [1]> size = const()[name = string(\"size\"), val = tensor<int32, [1]>([3])];
+        tensor<int32, [1]> strides = const()[name = string(\"strides\"), val = tensor<int32, [1]>([2])];
+        string pads = const()[name = string(\"pads\"), val = string(\"valid\")];
+        tensor<fp32, [1, 1, 3]> y = l2_pool(x = x, kernel_sizes = size, strides = strides, pad_type = pads)[name = string(\"y\")];
+    } -> (y); }",
+    "program(1.0) { func main<ios15>(tensor<fp32, [1, 3, 2]> x) {
+        int32 size = const()[name = string(\"size\"), val = int32(3)];
+        tensor<fp32, [1, 3, 2]> y = local_response_norm(x = x, size = size)[name = string(\"y\")];
+    } -> (y); }",
+    "program(1.0) { func main<ios16>(tensor<fp32, [1, 2, 4, 6]> x) {
+        uint32 factor = const()[name = string(\"factor\"), val = uint32(2)];
+        tensor<fp32, [1, 8, 2, 3]> y = pixel_unshuffle(x = x, downscale_factor = factor)[name = string(\"y\")];
+    } -> (y); }",
+    "program(1.0) { func main<ios16>(tensor<fp32, [4]> x) {
+        tensor<fp32, [4]> wide = constexpr_cast()[name = string(\"wide\"), source_val = tensor<fp16, [4]>([1.0, 2.0, 3.0, 4.0]), output_dtype = string(\"fp32\")];
+        tensor<fp32, [4]> y = add(x = x, y = wide)[name = string(\"y\")];
+    } -> (y); }",
+    "program(1.0) { func main<ios15>(tensor<fp32, [2, 4, 3]> x) {
+        tensor<int32, [2]> lengths = const()[name = string(\"lengths\"), val = tensor<int32, [2]>([3, 1])];
+        int32 along = const()[name = string(\"along\"), val = int32(1)];
+        int32 batch = const()[name = string(\"batch\"), val = int32(0)];
+        tensor<fp32, [2, 4, 3]> y = reverse_sequence(x = x, lengths = lengths, seq_axis = along, batch_axis = batch)[name = string(\"y\")];
+    } -> (y); }",
+    // products of floats and integers
+    "program(1.0) { func main<ios17>(tensor<fp16, [1, 1, 2]> x) {
+        tensor<int32, [3, 2]> weight = const()[name = string(\"weight\"), val = tensor<int32, [3, 2]>([[3, 0], [4, 3], [6, 0]])];
+        tensor<int32, [3]> bias = const()[name = string(\"bias\"), val = tensor<int32, [3]>([5, 6, 3])];
+        tensor<fp16, [1, 1, 3]> y = linear(x = x, weight = weight, bias = bias)[name = string(\"y\")];
+    } -> (y); }",
+    // a zero point of another type than the weight
+    "program(1.0) { func main<ios16>(tensor<fp16, [2, 2]> x) {
+        tensor<fp16, [2, 2]> weight = constexpr_affine_dequantize()[name = string(\"weight\"), quantized_data = tensor<int8, [2, 2]>([[-118, 58], [63, 77]]), zero_point = uint8(177), scale = tensor<fp16, [2]>([0.5, 0.25]), axis = int32(-2)];
+        tensor<fp16, [2, 2]> y = add(x = x, y = weight)[name = string(\"y\")];
+    } -> (y); }",
+    // the elements that a palette gives sparse, used as they are
+    "program(1.3) { func main<ios18>(tensor<fp16, [3]> x) {
+        tensor<uint1, [2, 3]> mask, tensor<fp16, [3]> stored = constexpr_lut_to_sparse(indices_mask = tensor<uint1, [2, 3]>([[1, 0, 1], [0, 1, 0]]), indices_nonzero_data = tensor<uint1, [3]>([1, 0, 1]), lut = tensor<fp16, [1, 1, 2, 1]>([[[[2.5], [7.0]]]]))[name = string(\"stored\")];
+        tensor<fp16, [3]> y = add(x = x, y = stored)[name = string(\"y\")];
+    } -> (y); }",
+];
+
+#[test]
+fn other_operators_are_computed_as_by_the_executor() {
+    let Some(options) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for (number, text) in PROGRAMS.iter().enumerate() {
+        let function = parse(text).unwrap_or_else(|error| panic!("{text}: {error}")).functions.remove(0);
+        let mut plan = LoweringPlan::new(LoweringChoices::wide_products(true));
+        plan.add("main", &function).unwrap_or_else(|error| panic!("{text}: {error}"));
+        let path = folder.path().join(format!("{number}.aimodel"));
+        coreai::write(&plan.finish(), &path, &AssetOptions::default()).unwrap();
+        let functions = [MigratedFunction { name: "main".into(), function }];
+        let agreement = migration::compare(&functions, &path, &options).unwrap_or_else(|e| panic!("{text}: {e}"));
+        assert!(agreement[0].agrees && agreement[0].difference < 2e-3, "{text}: {agreement:?}");
+    }
 }
 
 /// Converts a model of `tests/fixtures/families`.

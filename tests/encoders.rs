@@ -63,6 +63,11 @@ const CASES: [&str; 36] = [
     "qwen3-embedding",
 ];
 
+/// Smallest cosine of a vector in half precision.
+const LEAST_COSINE_F16: f64 = 0.9999;
+/// Largest difference of logits in half precision.
+const MOST_DIFFERENCE_F16: f32 = 2e-2;
+
 fn fixture(name: &str) -> PathBuf {
     folder::repository("tests/fixtures/encoders").join(name)
 }
@@ -262,6 +267,32 @@ fn hidden_states_vectors_and_logits_agree_with_transformers_in_every_form() {
         1
     });
     assert_eq!(compared.sum::<usize>(), CASES.len() * forms.len());
+}
+
+/// Every encoder on Apple's Core AI runtime, in half precision but for its products.
+#[test]
+fn vectors_and_logits_agree_with_transformers_on_apples_runtime() {
+    let Some(options) = crate::coreai_runtime::runtime() else { return };
+    let compare = |case: &&str| {
+        let golden = Golden::read(&fixture(case).join("golden.safetensors"));
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().join("b");
+        convert(&fixture(case), &path, &["context=64", "lengths.fixed=[48, 64]"]);
+        let model = anec::runtime::coreai::open(&path, &options).unwrap_or_else(|error| panic!("{case}: {error}"));
+        let found = match &model.bundle().model.task {
+            Task::TextEmbedding(_) => {
+                let found = Embedder::new(&model, None).unwrap().embed(&golden.text).unwrap();
+                (cosine(&found, &golden.tensors["embedding"]) < LEAST_COSINE_F16).then_some(found)
+            }
+            _ => {
+                let found = encode::classify(&model, &golden.text).unwrap();
+                (largest_difference(&found, &golden.tensors["logits"]) > MOST_DIFFERENCE_F16).then_some(found)
+            }
+        };
+        found.map(|found| format!("{case}: {found:?}"))
+    };
+    let problems: Vec<String> = CASES.par_iter().filter_map(compare).collect();
+    assert!(problems.is_empty(), "{problems:#?}");
 }
 
 /// Biases and scores of distances are those of the last bucket for all tokens that are farther apart than its distance.

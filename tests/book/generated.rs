@@ -1,8 +1,10 @@
-//! Tables of the book that are made from `src/advice/tables/*.yaml` and from the catalogue of ops.
+//! Tables of the book that are made from `src/advice/tables/*.yaml` from the catalogue of ops
+//! and from the table of forms of Core AI.
 
 use std::fmt::Write;
 use std::path::Path;
 
+use anec::coreai::aicode::FORMS;
 use anec::mil::catalogue;
 use serde_json::Value as Json;
 
@@ -43,6 +45,7 @@ fn section(name: &str) -> String {
         "errors" => errors(),
         "thresholds" => thresholds(),
         "ops" => ops(),
+        "aicode-forms" => aicode_forms(),
         "families" => super::families::table(),
         "family-row" => excerpt("src/family/table.rs", "rust", "name: \"qwen3\",", "    },", 1),
         "moe-row" => excerpt("src/family/table.rs", "rust", "name: \"olmoe\",", "    },", 1),
@@ -93,6 +96,21 @@ fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     out.push_str(&line(head.iter().map(|_| "---".to_owned()).collect()));
     rows.into_iter().for_each(|row| out.push_str(&line(row)));
     out
+}
+
+/// Operations of Core AI.
+fn aicode_forms() -> String {
+    let quoted = |text: &str| if text.is_empty() { String::new() } else { format!("`{text}`") };
+    let rows = FORMS.iter().map(|form| {
+        vec![
+            quoted(form.name),
+            quoted(form.operands),
+            form.results.map_or_else(|| "any".to_owned(), |count| count.to_string()),
+            if form.regions > 0 { "yes".to_owned() } else { String::new() },
+            form.date.to_string(),
+        ]
+    });
+    table(&["op", "operands", "results", "region", "date"], rows)
 }
 
 /// How far the sources of a rule agree.

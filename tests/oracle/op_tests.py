@@ -8,7 +8,8 @@ test with many parameters, sets of parameters are taken in equal distances.
     cargo build --release
     python tests/oracle/op_tests.py target/release/anec FOLDER [--each N] [-k EXPRESSION] [--json FILE]
 
-FOLDER takes the packages; a second run without harvesting: --again.
+FOLDER takes the packages; a second run without harvesting: --again. --coreai migrates each package instead, and Apple's
+runtime computes the asset (tests/requirements-coreai.txt).
 """
 
 import argparse
@@ -131,6 +132,43 @@ def run(anec, folder, entry):
     return ("wrong", "an error is expected") if entry.get("raises") else ("equal", "")
 
 
+def run_coreai(anec, folder, entry):
+    """Verdict and reason of the migrated package on Apple's runtime."""
+    folder = folder / entry["folder"]
+    asset = folder / "model.aimodel"
+    command = [anec, "migrate", folder / "model.mlpackage", "--out", asset, "--force", "--no-verify", *shapes(anec, folder, entry)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        return ("refused" if done.returncode == 4 else "wrong"), done.stderr.strip().split("\n")[0]
+    command = [sys.executable, Path(__file__).parent / "run_asset.py", asset, folder, str(entry["steps"])]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    except subprocess.TimeoutExpired:
+        return "wrong", "no result after 120 s"
+    if done.returncode:
+        last = (done.stderr.strip().split("\n") or [""])[-1]
+        return ("refused" if last == "no function for these shapes" else "wrong"), f"{done.returncode}: {last}"
+    for number in range(entry["steps"]):
+        problem = compare(load_file(folder / f"out{number}.safetensors"), load_file(folder / f"expected{number}.safetensors"), entry)
+        if problem:
+            return ("equal", "") if entry.get("raises") else ("wrong", problem)
+    return "equal", ""
+
+
+def shapes(anec, folder, entry):
+    """Options that give each flexible dimension the sizes of a test's inputs."""
+    text = subprocess.run([anec, "inspect", folder / "model.mlpackage", "--mil"], capture_output=True, text=True).stdout
+    header = next((line for line in text.split("\n") if line.lstrip().startswith("func ")), "")
+    sizes = collections.defaultdict(set)
+    for number in range(entry["steps"]):
+        given = load_file(folder / f"in{number}.safetensors")
+        for shape, name in re.findall(r"tensor<\w+, \[([^\]]*)\]> (\w+)", header):
+            for symbol, size in zip(shape.split(", "), given[name].shape if name in given else ()):
+                if re.fullmatch(r"[A-Za-z_]\w*", symbol):
+                    sizes[symbol].add(size)
+    return [word for symbol, of in sizes.items() for word in ("--shapes", f"{symbol}={','.join(map(str, sorted(of)))}")]
+
+
 def compare(found, expected, entry):
     """coremltools' comparison; a program in half precision may be as far off as on its devices."""
     half = entry["dtype"] == "fp16"
@@ -154,6 +192,7 @@ def main():
     parser.add_argument("--each", type=int, default=4, help="sets of parameters of a test (default: 4)")
     parser.add_argument("-k", dest="expression", help="pytest's choice of tests")
     parser.add_argument("--again", action="store_true", help="run the packages of an earlier harvest")
+    parser.add_argument("--coreai", action="store_true", help="migrate the packages and run the assets on Apple's runtime")
     parser.add_argument("--json", type=Path, help="write each verdict there")
     arguments = parser.parse_args()
     if not arguments.again:
@@ -161,7 +200,8 @@ def main():
     index = json.loads((arguments.folder / "index.json").read_text())
     cases = [entry for entry in index if "not_applicable" not in entry]
     with ThreadPoolExecutor() as pool:
-        verdicts = pool.map(lambda entry: run(arguments.anec.resolve(), arguments.folder.resolve(), entry), cases)
+        runner = run_coreai if arguments.coreai else run
+        verdicts = pool.map(lambda entry: runner(arguments.anec.resolve(), arguments.folder.resolve(), entry), cases)
         for entry, (verdict, reason) in zip(cases, verdicts):
             entry["verdict"], entry["reason"] = verdict, reason
     if arguments.json:
