@@ -257,10 +257,14 @@ fn a_package_is_migrated_on_the_command_line() {
 /// A plan of `format: coreai` is of one asset: its functions by name, and the rules for assets.
 #[test]
 fn a_plan_knows_the_format() {
-    let (status, text, errors) =
-        run(&["plan", "demo", "--set", "format=coreai", "--set", "quant.weights=int4", "--for", "m4@27", "--json"]);
-    assert_eq!(status, 0, "{errors}");
-    let plan: Json = serde_json::from_str(&text).unwrap();
+    let planned = |model: &str, weights: &str| -> Json {
+        let weights = format!("quant.weights={weights}");
+        let (status, text, errors) =
+            run(&["plan", model, "--set", "format=coreai", "--set", &weights, "--for", "m4@27", "--json"]);
+        assert_eq!(status, 0, "{errors}");
+        serde_json::from_str(&text).unwrap()
+    };
+    let plan = planned("demo", "int8");
     assert_eq!(plan["asset"]["name"], "demo.aimodel");
     let functions: Vec<&str> =
         plan["asset"]["functions"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
@@ -272,6 +276,8 @@ fn a_plan_knows_the_format() {
     let inventory = coreai::open(&out.join("demo.aimodel")).unwrap().inventory();
     let written: Vec<&str> = inventory.functions.iter().map(|function| &function.name[..]).collect();
     assert_eq!(functions, written);
+    // of this model, shapes alone are known
+    let plan = planned("qwen3-0.6b", "int4");
     let rules: BTreeSet<&str> =
         plan["forecast"].as_array().unwrap().iter().map(|finding| finding["rule"].as_str().unwrap()).collect();
     assert!(rules.contains("asset-four-bit-integers"), "{rules:?}");

@@ -86,9 +86,14 @@ pub fn sized(package: &str, function: &Function, tokens: TokenCount) -> Result<V
 }
 
 /// An asset of programs whose weights aren't read, as far as shapes tell.
-#[derive(Default)]
 pub struct AssetSketch {
     plan: LoweringPlan,
+}
+
+impl Default for AssetSketch {
+    fn default() -> Self {
+        AssetSketch { plan: LoweringPlan::new(LoweringChoices { without_weights: true, ..Default::default() }) }
+    }
 }
 
 impl AssetSketch {

@@ -38,6 +38,8 @@ pub struct LoweringChoices {
     /// Computes products of half-precision matrices in f32. Apple's runtime for Linux adds up such products in half
     /// precision, one by one; an oracle needs better sums.
     pub wide_products: bool,
+    /// Reads no weights: constants that aren't literals have zeros. The module must not be written then.
+    pub without_weights: bool,
     /// Ignores constraints on memory. Apple's runtime for Linux can't be given arrays that follow them.
     pub plain_memory: bool,
 }

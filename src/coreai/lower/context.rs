@@ -332,7 +332,10 @@ impl<'m> Lowering<'m> {
         let packed = element.bits() < 8;
         let inline = element == ElementType::I1 || elements <= 1 || (length <= INLINE_BYTES && !packed);
         let value = if inline {
-            let bytes = constant.bytes().map_err(|e| e.to_string())?;
+            let bytes = match &constant.data {
+                Data::Content(_) if self.choices.without_weights => vec![0; length as usize].into(),
+                _ => constant.bytes().map_err(|e| e.to_string())?,
+            };
             if bytes.len() as u64 != length {
                 return Err(format!("a constant of {} bytes for {}", bytes.len(), constant.ty));
             }
