@@ -287,6 +287,10 @@ fn vectors_and_logits_agree_with_transformers_on_apples_runtime() {
                 let found = Embedder::new(&model, None).unwrap().embed(&golden.text).unwrap();
                 (cosine(&found, &golden.tensors["embedding"]) < LEAST_COSINE_F16).then_some(found)
             }
+            Task::TokenClassification(_) => {
+                let found = token_logits(&model, &golden.text);
+                (cosine(&found, &golden.tensors["logits"]) < LEAST_COSINE_F16).then_some(found)
+            }
             _ => {
                 let found = encode::classify(&model, &golden.text).unwrap();
                 (largest_difference(&found, &golden.tensors["logits"]) > MOST_DIFFERENCE_F16).then_some(found)

@@ -94,7 +94,7 @@ pub(super) fn smallest_cosine(package: &PackageReport) -> Option<f64> {
     cosines.min_by(f64::total_cmp)
 }
 
-/// What a bundle's programs are called.
+/// Noun for a bundle's programs.
 pub(super) fn programs(bundle: &Bundle) -> &'static str {
     if bundle.manifest.format.is_coreml() { "package" } else { "asset" }
 }

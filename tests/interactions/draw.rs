@@ -54,8 +54,11 @@ pub fn fixtures() -> BTreeMap<String, Vec<Fixture>> {
     encoders.sort();
     for folder in encoders.into_iter().filter(|folder| folder.is_dir()) {
         let config = json(&folder.join("config.json"));
-        let classifies = config["architectures"][0].as_str().unwrap().ends_with("Classification");
-        let kind = if classifies { Kind::TextClassifier } else { Kind::Embedder };
+        let kind = match config["architectures"][0].as_str().unwrap() {
+            class if class.ends_with("ForTokenClassification") => Kind::TokenClassifier,
+            class if class.ends_with("Classification") => Kind::TextClassifier,
+            _ => Kind::Embedder,
+        };
         let family = config["model_type"].as_str().unwrap().to_owned();
         let golden = folder.join("golden.safetensors");
         let fixture = Fixture { folder, golden, kind, family, tokens: 0 };
@@ -132,7 +135,9 @@ pub fn combination(draw: &mut Draw, fixtures: &[Fixture]) -> Combination {
         }
     }
     // a few labels say little of what few bits do to a whole model
-    let quants = if fixture.kind == Kind::TextClassifier { &QUANTS[..3] } else { &QUANTS };
+    let few_labels =
+        fixture.kind == Kind::TextClassifier || fixture.kind == Kind::TokenClassifier && fixture.tokens == 0;
+    let quants = if few_labels { &QUANTS[..3] } else { &QUANTS };
     let (quant, least) = draw.one_of(quants);
     set("quant", quant);
     if fixture.kind != Kind::Decoder {
