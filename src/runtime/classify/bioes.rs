@@ -510,12 +510,15 @@ mod tests {
     }
 
     #[test]
-    fn labels_of_no_span_are_refused() {
+    fn spans_have_labels_around_them() {
         let new = |labels: &[&str]| Scheme::new(&labels.iter().map(|l| (*l).to_owned()).collect::<Vec<_>>());
         assert_eq!(new(&["O", "B-a-b", "E-a-b"]).unwrap().kinds(), ["a-b"]);
-        for (labels, word) in [(&["O", "LABEL_1"][..], "LABEL_1"), (&["B-x", "E-x"], "none"), (&["O", "X-y"], "X-y")] {
-            assert!(new(labels).unwrap_err().to_string().contains(word));
-        }
+        assert!(new(&["B-x", "E-x"]).unwrap_err().to_string().contains("none of the labels is O"));
+        // other labels are kinds of their own
+        assert_eq!(new(&["O", "LABEL_1", "X-y"]).unwrap().kinds(), ["LABEL_1", "X-y"]);
+        let biases = Biases { end_to_start: 0.5, ..Biases::default() };
+        assert!(new(&["O", "LABEL_1"]).unwrap().check(&biases).is_err());
+        assert!(new(&["O", "S-x"]).unwrap().check(&biases).is_ok());
     }
 
     #[test]
