@@ -254,7 +254,8 @@ impl Push {
         let base =
             anec_source::hub::Location::parse(&bundle.source.name).ok().flatten().map(|location| location.repository);
         let asked = || hub?.license(base.as_deref()?).ok().flatten();
-        let forecast: Vec<_> = bundle.packages.iter().map(|entry| forecast_of(folder, entry)).collect::<Result<_>>()?;
+        let forecast: Vec<_> =
+            bundle.packages.iter().map(|entry| forecast_of(folder, entry, &[])).collect::<Result<_>>()?;
         let card_facts = CardFacts {
             repository: repository.to_owned(),
             license: facts.license.clone().or_else(asked),

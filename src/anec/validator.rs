@@ -4,17 +4,18 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anec_advice::{ForecastFinding, forecast, forecast_asset};
+use anec_advice::{ChipTarget, ForecastFinding, forecast, forecast_asset};
 use anec_base::{Fault, FileError, Progress, ProgressEvent, Result};
 use anec_bundle::{Bundle, FILE_NAME, PackageEntry};
 use anec_convert::files;
 use anec_coreai::bridge::BridgeOptions;
+use anec_coreai::inventory::AssetInventory;
 use anec_coreml::CoreMl;
 use anec_coreml::cache::Cache;
 use anec_coreml::plan::{ComputePlan, ComputeUnits};
 use anec_exec::Precision;
 use anec_manifest::Gates;
-use anec_package as package;
+use anec_package::{self as package, Package};
 use anec_runtime::{LoadedModel, RuntimeError, Tokenizer, coreai, coreml};
 use anec_validate::parity::{self, Candidate};
 use anec_validate::residency::{self, ResidencySubject};
@@ -224,15 +225,18 @@ impl Validator {
         }
         let mut report = GatesReport::new(&bundle.name, gates);
         report.digest = Some(bundle.digest());
-        // the structure gate reports unreadable packages
-        report.forecast = self.forecast.then(|| {
-            let found = bundle.packages.iter().filter_map(|entry| forecast_of(folder, entry).ok());
-            found.flatten().collect()
-        });
+        let mut findings = Vec::new();
         for entry in &bundle.packages {
-            let Ok(package) = package::open(&folder.join(&entry.package)) else { continue };
-            report.packages.push(PackageFacts::of(&entry.package, &package));
+            // the structure gate reports unreadable packages
+            let Ok(program) = OpenedProgram::read(folder, entry) else { continue };
+            if self.forecast {
+                findings.extend(program.forecast(entry, &[]));
+            }
+            if let OpenedProgram::Package(package) = &program {
+                report.packages.push(PackageFacts::of(&entry.package, package));
+            }
         }
+        report.forecast = self.forecast.then_some(findings);
         report.add_quantization(folder);
         Ok(Validation { report, plan })
     }
@@ -411,18 +415,37 @@ fn tried(before: &[GateReport], gate: &str, result: Result<GateReport>) -> Resul
     }
 }
 
-/// The forecast of the rules for a package of a bundle, or for its asset of Core AI.
+/// The forecast of the rules that concern the targets for a package of a bundle, or for its asset of Core AI; of all
+/// rules if there are no targets.
 ///
 /// # Errors
 /// When it can't be read.
-pub(crate) fn forecast_of(folder: &Path, entry: &PackageEntry) -> Result<Vec<ForecastFinding>> {
-    let path = folder.join(&entry.package);
-    if entry.is_asset() {
-        let inventory = anec_coreai::open(&path)?.inventory();
-        return Ok(forecast_asset(&entry.package, &inventory, &[]));
+pub fn forecast_of(folder: &Path, entry: &PackageEntry, targets: &[ChipTarget<'_>]) -> Result<Vec<ForecastFinding>> {
+    Ok(OpenedProgram::read(folder, entry)?.forecast(entry, targets))
+}
+
+/// A package of a bundle, or its asset of Core AI.
+enum OpenedProgram {
+    Package(Package),
+    Asset(AssetInventory),
+}
+
+impl OpenedProgram {
+    fn read(folder: &Path, entry: &PackageEntry) -> Result<Self> {
+        let path = folder.join(&entry.package);
+        Ok(match entry.is_asset() {
+            true => OpenedProgram::Asset(anec_coreai::open(&path)?.inventory()),
+            false => OpenedProgram::Package(package::open(&path)?),
+        })
     }
-    let package = package::open(&path)?;
-    Ok(forecast(&entry.package, &package.program, entry.weight_bytes, &[]))
+
+    /// Findings of the rules that concern the targets, or of all.
+    fn forecast(&self, entry: &PackageEntry, targets: &[ChipTarget<'_>]) -> Vec<ForecastFinding> {
+        match self {
+            OpenedProgram::Package(package) => forecast(&entry.package, &package.program, entry.weight_bytes, targets),
+            OpenedProgram::Asset(inventory) => forecast_asset(&entry.package, inventory, targets),
+        }
+    }
 }
 
 fn file_name(path: &Path) -> String {

@@ -78,23 +78,20 @@ impl ClassifyArgs {
         }
         let windows = Windows::new(&model, self.labels.window, Hidden::No)?;
         let scheme = Arc::new(Scheme::of(&model)?);
+        let biases = self.labels.biases()?;
+        scheme.check(&biases)?;
         let text = self.input.text();
-        let tokens: Vec<(u32, Option<TokenEntry>)> = match text {
-            Some(text) => {
-                let tokens = Tokenizer::of(model.bundle(), model.folder())?.tokens(text)?.0;
-                tokens.into_iter().map(|token| (token.id, Some(token))).collect()
+        let tokenizer = text.map(|_| Tokenizer::of(model.bundle(), model.folder())).transpose()?;
+        let tokens: Vec<(u32, Option<TokenEntry>)> = match text.zip(tokenizer.as_ref()) {
+            Some((text, tokenizer)) => {
+                tokenizer.tokens(text)?.0.into_iter().map(|token| (token.id, Some(token))).collect()
             }
             None => self.input.tokens(&model)?.into_iter().map(|id| (id, None)).collect(),
         };
         // special tokens have no labels; ids are given with theirs
-        let [before, after] = match text {
-            Some(_) => Tokenizer::of(model.bundle(), model.folder())?.special_ends()?,
-            None => [Vec::new(), Vec::new()],
-        };
+        let [before, after] = tokenizer.as_ref().map(Tokenizer::special_ends).transpose()?.unwrap_or_default();
         let ids: Vec<u32> = tokens.iter().map(|(id, _)| *id).collect();
         let logits = windows.label(&[&before[..], &ids, &after].concat())?.logits;
-        let biases = self.labels.biases()?;
-        scheme.check(&biases)?;
         let mut viterbi = Viterbi::new(scheme.clone(), biases);
         let mut best = Vec::new();
         let rows = || logits.chunks_exact(scheme.labels().len()).skip(before.len()).take(ids.len());

@@ -3,18 +3,16 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use anec::advice::{ChipTarget, forecast};
+use anec::advice::ChipTarget;
 use anec::bundle::Bundle;
-use anec::package;
+use anec::forecast_of;
 
 /// Note on the rules that expect a bundle to leave the Neural Engine, or to compute wrong numbers there. Without
 /// targets, rules about single chips don't count.
 pub(super) fn note(folder: &Path, bundle: &Bundle, targets: &[ChipTarget<'_>]) -> Option<String> {
     let mut rules = BTreeSet::new();
-    for entry in &bundle.packages {
-        // bundles of another format have no packages
-        let Ok(package) = package::open(&folder.join(&entry.package)) else { continue };
-        let findings = forecast(&entry.package, &package.program, entry.weight_bytes, targets);
+    for entry in bundle.packages.iter().filter(|entry| !entry.is_asset()) {
+        let Ok(findings) = forecast_of(folder, entry, targets) else { continue };
         let counts = findings.into_iter().filter(|finding| finding.severity.excludes());
         rules.extend(counts.filter(|of| !targets.is_empty() || of.chips.is_empty()).map(|finding| finding.rule));
     }

@@ -208,9 +208,10 @@ fn written(g: &mut Graph<'_>, [key, value]: [ValueId; 2], [keys, values]: [Slot;
 fn attend_to(g: &mut Graph<'_>, query: ValueId, seen: CachedKeyValues, weights: &Attention, mask: ValueId) -> ValueId {
     let CachedKeyValues { keys, values } = seen;
     let sinks = weights.sinks.as_ref().map(|sinks| sink_scores(g, sinks));
+    let operands = AttentionOperands { query, keys, values, mask, sinks };
     match g.form.attention {
-        AttentionForm::PerHead => per_head(g, query, keys, values, mask, sinks, weights),
-        AttentionForm::Grouped => grouped(g, query, keys, values, mask, sinks, weights),
+        AttentionForm::PerHead => per_head(g, operands, weights),
+        AttentionForm::Grouped => grouped(g, operands, weights),
     }
 }
 
@@ -235,26 +236,36 @@ pub(super) fn merge_heads(g: &mut Graph<'_>, x: ValueId, channels: u64) -> Value
     g.ops.reshape(x, &shape)
 }
 
+/// Operands of attention.
+#[derive(Clone, Copy)]
+pub(super) struct AttentionOperands {
+    /// Queries `[1, heads, T, head_dim]`.
+    pub(super) query: ValueId,
+    /// Keys `[1, key heads, slots, head_dim]`.
+    pub(super) keys: ValueId,
+    /// Values `[1, key heads, slots, head_dim]`.
+    pub(super) values: ValueId,
+    /// Added to scores `[1, heads, T, slots]`.
+    pub(super) mask: ValueId,
+    /// Scores of sinks `[1, heads, 1, 1]`.
+    pub(super) sinks: Option<ValueId>,
+}
+
 /// Attention of one key-value head and its group of query heads at a time.
-fn per_head(
-    g: &mut Graph<'_>,
-    query: ValueId,
-    keys: ValueId,
-    values: ValueId,
-    mask: ValueId,
-    sinks: Option<ValueId>,
-    weights: &Attention,
-) -> ValueId {
+fn per_head(g: &mut Graph<'_>, all: AttentionOperands, weights: &Attention) -> ValueId {
     let group = weights.num_attention_heads / weights.num_key_value_heads;
     let parts: Vec<ValueId> = (0..weights.num_key_value_heads)
         .map(|head| {
             g.scope(&format!("head_{head}"), |g| {
                 let queries = head * group..(head + 1) * group;
-                let query = g.ops.slice(query, 1, queries.clone());
-                let sinks = sinks.map(|sinks| g.ops.slice(sinks, 1, queries));
-                let keys = g.ops.slice(keys, 1, head..head + 1);
-                let values = g.ops.slice(values, 1, head..head + 1);
-                softmax_product(g, query, keys, values, mask, sinks, weights.softcap)
+                let own = AttentionOperands {
+                    query: g.ops.slice(all.query, 1, queries.clone()),
+                    sinks: all.sinks.map(|sinks| g.ops.slice(sinks, 1, queries)),
+                    keys: g.ops.slice(all.keys, 1, head..head + 1),
+                    values: g.ops.slice(all.values, 1, head..head + 1),
+                    mask: all.mask,
+                };
+                softmax_product(g, own, weights.softcap)
             })
         })
         .collect();
@@ -265,31 +276,23 @@ fn per_head(
 }
 
 /// Attention of all key-value heads in a batch: the query heads of a group are stacked along the tokens.
-fn grouped(
-    g: &mut Graph<'_>,
-    query: ValueId,
-    keys: ValueId,
-    values: ValueId,
-    mask: ValueId,
-    sinks: Option<ValueId>,
-    weights: &Attention,
-) -> ValueId {
+fn grouped(g: &mut Graph<'_>, all: AttentionOperands, weights: &Attention) -> ValueId {
     let group = weights.num_attention_heads / weights.num_key_value_heads;
     let (heads, key_heads) = (weights.num_attention_heads as i32, weights.num_key_value_heads as i32);
     let width = weights.head_dim as i32;
     if group == 1 {
-        return softmax_product(g, query, keys, values, mask, sinks, weights.softcap);
+        return softmax_product(g, all, weights.softcap);
     }
     // one for each query: sinks are stacked as queries are
-    let sinks = sinks.map(|sinks| {
-        let column = g.ops.slice(query, 3, 0..1);
+    let sinks = all.sinks.map(|sinks| {
+        let column = g.ops.slice(all.query, 3, 0..1);
         let zeros = g.ops.mul(column, Constant::fp16(0.0));
         let sinks = g.ops.add(zeros, sinks);
         g.ops.reshape(sinks, &[1, key_heads, -1, 1])
     });
-    let query = g.ops.reshape(query, &[1, key_heads, -1, width]);
-    let mask = g.ops.concat(&vec![mask; group as usize], 2);
-    let out = softmax_product(g, query, keys, values, mask, sinks, weights.softcap);
+    let query = g.ops.reshape(all.query, &[1, key_heads, -1, width]);
+    let mask = g.ops.concat(&vec![all.mask; group as usize], 2);
+    let out = softmax_product(g, AttentionOperands { query, mask, sinks, ..all }, weights.softcap);
     g.ops.reshape(out, &[1, heads, -1, width])
 }
 
@@ -298,21 +301,13 @@ pub const SCORES_OF_CALL: u64 = 1 << 20;
 
 /// `softmax(q k^T + mask) v` of all queries, a chunk of them at a time where a head's scores would be too many. Rows of
 /// scores don't depend on each other.
-pub(super) fn softmax_product(
-    g: &mut Graph<'_>,
-    query: ValueId,
-    keys: ValueId,
-    values: ValueId,
-    mask: ValueId,
-    sinks: Option<ValueId>,
-    cap: Option<f64>,
-) -> ValueId {
-    let [Some(rows), Some(columns)] = [query, keys].map(|value| g.ops.ty(value).shape[2].fixed()) else {
-        return product_of_rows(g, query, keys, values, mask, sinks, cap);
+pub(super) fn softmax_product(g: &mut Graph<'_>, all: AttentionOperands, cap: Option<f64>) -> ValueId {
+    let [Some(rows), Some(columns)] = [all.query, all.keys].map(|value| g.ops.ty(value).shape[2].fixed()) else {
+        return product_of_rows(g, all, cap);
     };
     let most = (SCORES_OF_CALL - 1) / columns.max(1);
     if rows <= most || most == 0 {
-        return product_of_rows(g, query, keys, values, mask, sinks, cap);
+        return product_of_rows(g, all, cap);
     }
     // as equal as possible
     let chunks = rows.div_ceil(most);
@@ -325,9 +320,9 @@ pub(super) fn softmax_product(
                     Some(1) => x,
                     _ => g.ops.slice(x, 2, own.clone()),
                 };
-                let query = g.ops.slice(query, 2, own.clone());
-                let (mask, sinks) = (part(g, mask), sinks.map(|sinks| part(g, sinks)));
-                product_of_rows(g, query, keys, values, mask, sinks, cap)
+                let query = g.ops.slice(all.query, 2, own.clone());
+                let (mask, sinks) = (part(g, all.mask), all.sinks.map(|sinks| part(g, sinks)));
+                product_of_rows(g, AttentionOperands { query, mask, sinks, ..all }, cap)
             })
         })
         .collect();
@@ -336,15 +331,8 @@ pub(super) fn softmax_product(
 
 /// `softmax(q k^T + mask) v`. With sinks, `e^(s - m) / (sum e^(s - m) + e^(sink - m)) v` with the scores s and the
 /// maximum m of scores and sink: every exponential is between 0 and 1, and the sum is at least 1.
-fn product_of_rows(
-    g: &mut Graph<'_>,
-    query: ValueId,
-    keys: ValueId,
-    values: ValueId,
-    mask: ValueId,
-    sinks: Option<ValueId>,
-    cap: Option<f64>,
-) -> ValueId {
+fn product_of_rows(g: &mut Graph<'_>, all: AttentionOperands, cap: Option<f64>) -> ValueId {
+    let AttentionOperands { query, keys, values, mask, sinks } = all;
     let scores = g.ops.matmul(query, keys, false, true);
     let scores = softcap(g, scores, cap);
     let scores = g.ops.add(scores, mask);

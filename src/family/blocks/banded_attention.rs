@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::Graph;
-use super::attention::{Attention, merge_heads, sink_scores, softmax_product, split_heads};
+use super::attention::{Attention, AttentionOperands, merge_heads, sink_scores, softmax_product, split_heads};
 use super::distance_scores::{DistanceInputs, DistanceTables, with_distance_scores};
 use super::linear::{Linear, linear};
 use super::norm::{Norm, rms_norm};
@@ -124,7 +124,11 @@ pub fn banded_attention(
                         if let Some((tables, inputs)) = distances {
                             mask = with_distance_scores(g, [query, key], head..head + 1, tables, inputs, mask);
                         }
-                        softmax_product(g, query, key, value, mask, sinks, weights.softcap)
+                        softmax_product(
+                            g,
+                            AttentionOperands { query, keys: key, values: value, mask, sinks },
+                            weights.softcap,
+                        )
                     })
                 })
                 .collect();
@@ -145,7 +149,7 @@ pub fn banded_attention(
             let (key, value) = (repeat(key), repeat(value));
             let mask = distances
                 .map_or(mask, |(tables, inputs)| with_distance_scores(g, [query, key], 0..heads, tables, inputs, mask));
-            softmax_product(g, query, key, value, mask, sinks, weights.softcap)
+            softmax_product(g, AttentionOperands { query, keys: key, values: value, mask, sinks }, weights.softcap)
         }
     };
     let merged = merge_heads(g, merged, heads * width);
