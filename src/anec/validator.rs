@@ -495,7 +495,7 @@ pub fn candidates(bundle: &Path, precisions: &[Precision]) -> Result<Vec<Candida
     let candidate = |(precision, model): (&Precision, Arc<LoadedModel>)| Candidate {
         name: match precision {
             Precision::Ane(_) => format!("{precision}, simulated"),
-            Precision::F32 | Precision::I16 | Precision::F16 => precision.to_string(),
+            Precision::F32 | Precision::I16 | Precision::I8 | Precision::F16 => precision.to_string(),
         },
         model,
         layers: *precision == Precision::F32,

@@ -27,8 +27,8 @@ pub struct Runner {
     /// hf:owner/name[@revision][/file], or a built-in manifest
     #[arg(value_name = "MODEL")]
     bundle: PathBuf,
-    /// Precision on the CPU: f32; i16 (16-bit activations, fastest); f16 (rounded after every op); ane (simulates the
-    /// Neural Engine); ane-without-EFFECT+EFFECT
+    /// Precision on the CPU: f32; i16 (16-bit activations); i8 (8-bit ones: fastest prefill, less exact); f16 (rounded
+    /// after every op); ane (simulates the Neural Engine); ane-without-EFFECT+EFFECT
     #[arg(long, value_name = "NAME", default_value_t = Precision::F32)]
     precision: Precision,
     /// Precision of the KV cache on the CPU: f32, or f16 (half the memory, faster for long texts)
@@ -148,7 +148,7 @@ impl Runner {
 
     /// Precision for any package: the default of text generation is f32 here.
     pub fn exact_precision(&self) -> Precision {
-        if self.precision == Precision::I16 { Precision::F32 } else { self.precision }
+        if matches!(self.precision, Precision::I16 | Precision::I8) { Precision::F32 } else { self.precision }
     }
 
     /// Opens the bundle without loading functions.
@@ -180,7 +180,7 @@ impl Runner {
                 options.caches = self.cache_precision;
                 options.max_memory_bytes = self.max_memory_mb;
                 // other precisions are compared with validation, which uses the bundle's calls
-                options.wide_calls = self.precision == Precision::I16;
+                options.wide_calls = matches!(self.precision, Precision::I16 | Precision::I8);
                 LoadedModel::on_cpu_with(bundle, &options)?
             }
             (Some(units), _) => coreml::open(bundle, units, self.max_memory_mb)?,

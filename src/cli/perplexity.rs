@@ -37,7 +37,7 @@ pub struct PerplexityArgs {
     /// Number of tokens per window
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(2..))]
     window: u32,
-    /// Precisions: f32, i16, f16, ane (simulated), ane-without-EFFECT+EFFECT
+    /// Precisions: f32, i16, i8, f16, ane (simulated), ane-without-EFFECT+EFFECT
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_values_t = [Precision::F32])]
     precision: Vec<Precision>,
     /// Bundle to compare with

@@ -50,7 +50,7 @@ pub struct ValidateArgs {
     /// Golden for parity [default: golden.safetensors in the bundle folder, or the manifest's `golden`]
     #[arg(long, value_name = "FILE")]
     golden: Option<PathBuf>,
-    /// Precisions for parity: f32, i16, f16, ane (simulated), ane-without-EFFECT+EFFECT [default: f32,f16]
+    /// Precisions for parity: f32, i16, i8, f16, ane (simulated), ane-without-EFFECT+EFFECT [default: f32,f16]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     precision: Vec<Precision>,
     /// Text file for numerics [default: built-in prose, code and numbers]

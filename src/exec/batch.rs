@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn sequences_that_share_calls_have_the_bits_that_they_have_alone() {
-        for precision in [Precision::F32, Precision::I16, Precision::F16, Precision::ANE] {
+        for precision in [Precision::F32, Precision::I16, Precision::I8, Precision::F16, Precision::ANE] {
             let executable = Executable::compile(&function(), precision, &WeightCache::new()).unwrap();
             let products = executable.nodes.iter().filter(|node| node.shared().is_some()).count();
             assert_eq!(products, 2, "{precision}");

@@ -36,6 +36,9 @@ pub enum Precision {
     /// As [`Precision::F32`], but products that are summed in integers use 16-bit activations ([`Activations::I16`]):
     /// faster for many tokens, and as exact as fp16 activations.
     I16,
+    /// As [`Precision::I16`] with 8-bit activations for tokens without much larger elements ([`Activations::I8`]):
+    /// faster for many tokens, less exact.
+    I8,
     /// Every result declared fp16 is rounded to fp16 (nearest even, infinite beyond the range). Sums, matrix products
     /// and softmax accumulate in f32 before. Compressed weights are not rounded on their own: a scale multiplies the
     /// finished sum, as in the hardware.
@@ -51,7 +54,7 @@ impl Precision {
     /// Effects that are simulated.
     pub fn effects(self) -> EngineEffects {
         match self {
-            Precision::F32 | Precision::I16 | Precision::F16 => EngineEffects::NONE,
+            Precision::F32 | Precision::I16 | Precision::I8 | Precision::F16 => EngineEffects::NONE,
             Precision::Ane(effects) => effects,
         }
     }
@@ -59,14 +62,18 @@ impl Precision {
     /// Returns whether results declared fp16 are rounded.
     pub fn rounds(self) -> bool {
         match self {
-            Precision::F32 | Precision::I16 => false,
+            Precision::F32 | Precision::I16 | Precision::I8 => false,
             Precision::F16 | Precision::Ane(_) => true,
         }
     }
 
     /// Arithmetic of products with weights.
     fn arithmetic(self) -> ProductArithmetic {
-        let activations = if self == Precision::I16 { Activations::I16 } else { Activations::F32 };
+        let activations = match self {
+            Precision::I16 => Activations::I16,
+            Precision::I8 => Activations::I8,
+            Precision::F32 | Precision::F16 | Precision::Ane(_) => Activations::F32,
+        };
         ProductArithmetic { activations, effects: self.effects() }
     }
 }
@@ -74,12 +81,13 @@ impl Precision {
 /// Prefix of the names of the simulated precision without some effects.
 const WITHOUT: &str = "ane-without-";
 
-/// `f32`, `i16`, `f16`, `ane`, or `ane-without-` followed by names of effects joined with `+`.
+/// `f32`, `i16`, `i8`, `f16`, `ane`, or `ane-without-` followed by names of effects joined with `+`.
 impl fmt::Display for Precision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Precision::F32 => f.write_str("f32"),
             Precision::I16 => f.write_str("i16"),
+            Precision::I8 => f.write_str("i8"),
             Precision::F16 => f.write_str("f16"),
             Precision::Ane(EngineEffects::ALL) => f.write_str("ane"),
             Precision::Ane(effects) => {
@@ -101,11 +109,12 @@ impl FromStr for Precision {
         match text {
             "f32" => Ok(Precision::F32),
             "i16" => Ok(Precision::I16),
+            "i8" => Ok(Precision::I8),
             "f16" => Ok(Precision::F16),
             "ane" => Ok(Precision::ANE),
             _ => {
                 let without = text.strip_prefix(WITHOUT);
-                let without = without.ok_or("expected f32, i16, f16, ane or ane-without-EFFECT+EFFECT")?;
+                let without = without.ok_or("expected f32, i16, i8, f16, ane or ane-without-EFFECT+EFFECT")?;
                 let effects = without.split('+').map(str::parse::<EngineEffect>);
                 let effects = effects.collect::<Result<Vec<_>, _>>()?;
                 Ok(Precision::Ane(effects.into_iter().fold(EngineEffects::ALL, EngineEffects::without)))

@@ -12,7 +12,9 @@
 //! alone.
 //!
 //! [`Activations::I16`] saves one more digit: two if no element is much larger than the others, with an error of at
-//! most a 2^11th of the root mean square, and three otherwise.
+//! most a 2^11th of the root mean square, and three otherwise. [`Activations::I8`] takes a single digit if no element
+//! is larger than [`LARGEST_OF_ONE`] times the root mean square, and is `I16` otherwise. Its unit is the 127th of the
+//! largest element, no power of two, which would waste up to a bit.
 
 /// Rounding of activations before a product that is summed in integers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,6 +26,10 @@ pub enum Activations {
     /// Tokens with an element much larger than the others have 24 bits. Nothing is rounded where the processor sums in
     /// f32, or on 64-bit Arm, whose instructions take more bits at no cost.
     I16,
+    /// 8-bit integers per token: an error of at most a 254th of the largest element. Tokens with an element much
+    /// larger than the others are rounded as in [`I16`](Self::I16), and so are products with codes whose numbers take
+    /// more than a byte, and all products where the processor doesn't sum products of bytes (`VPDPBUSD`).
+    I8,
 }
 
 /// Maximum digits of an element.
@@ -31,17 +37,23 @@ pub(super) const DIGITS: usize = 4;
 /// Digits of a column in which no element is much larger than the others.
 pub(super) const FEW_DIGITS: usize = 3;
 /// Digits of such a column with [`Activations::I16`].
-pub(super) const MIN_DIGITS: usize = 2;
+pub(super) const TWO_DIGITS: usize = 2;
+/// Digits of a column with [`Activations::I8`] whose elements are about equally large.
+pub(super) const ONE_DIGIT: usize = 1;
+/// Largest element of a column of one digit, in multiples of the root mean square.
+const LARGEST_OF_ONE: f32 = 8.0;
+/// Smallest such element: the unit's inverse is finite.
+const SMALLEST_OF_ONE: f32 = 1e-30;
 /// Maximum elements of a row: a sum of as many byte products fits into 32 bits.
 pub(super) const MAX_DEPTH: usize = 1 << 16;
 
-/// Unit of a column's integers: a power of two.
+/// Unit of a column's integers: a power of two, or the 127th of the largest element for one digit.
 #[derive(Clone, Copy)]
 pub(super) struct Unit {
     pub size: f32,
     /// Inverse of `size`.
     pub inverse: f32,
-    /// Digits of the integers, from [`MIN_DIGITS`] to [`DIGITS`].
+    /// Digits of the integers, up to [`DIGITS`].
     #[cfg_attr(all(target_arch = "aarch64", not(test)), expect(dead_code, reason = "its instructions take four"))]
     pub digits: usize,
 }
@@ -54,9 +66,22 @@ impl Unit {
         let is_even = bits == 0 || squares as usize / 16 >= count;
         match (activations, is_even) {
             (Activations::F32, false) => Unit::of_four(bits),
-            (Activations::F32, true) | (Activations::I16, false) => Unit::of_few(bits),
-            (Activations::I16, true) => Unit::of_two(bits),
+            (Activations::F32, true) | (_, false) => Unit::of_few(bits),
+            (Activations::I8, true) if Unit::is_flat(bits, squares, count) => Some(Unit::of_one(f32::from_bits(bits))),
+            (Activations::I8 | Activations::I16, true) => Unit::of_two(bits),
         }
+    }
+
+    /// Returns whether one digit suffices, for `squares` as in [`of`](Unit::of).
+    fn is_flat(bits: u32, squares: u32, count: usize) -> bool {
+        let largest = f32::from_bits(bits);
+        let third = Unit::of_few(bits).map_or(f32::INFINITY, |few| largest * few.inverse / 65536.0);
+        largest >= SMALLEST_OF_ONE && third * third * count as f32 <= LARGEST_OF_ONE * LARGEST_OF_ONE * squares as f32
+    }
+
+    /// Unit with one digit.
+    fn of_one(largest: f32) -> Unit {
+        Unit { size: largest / 127.0, inverse: 127.0 / largest, digits: ONE_DIGIT }
     }
 
     /// Unit with four digits.
@@ -71,7 +96,7 @@ impl Unit {
 
     /// Unit with two digits.
     fn of_two(bits: u32) -> Option<Unit> {
-        Unit::within(bits, 15, MIN_DIGITS)
+        Unit::within(bits, 15, TWO_DIGITS)
     }
 
     /// Unit with digits that hold `most` bits, or one less if the element exceeds 127 in each digit. The highest digit
@@ -98,7 +123,7 @@ impl Unit {
 /// Digits of the column with the most digits.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn max_digits<'a>(units: impl IntoIterator<Item = &'a Unit>) -> usize {
-    units.into_iter().map(|unit| unit.digits).max().unwrap_or(MIN_DIGITS)
+    units.into_iter().map(|unit| unit.digits).max().unwrap_or(ONE_DIGIT)
 }
 
 /// Square of an element's third digit, with the inverse of its column's unit in three digits. A row's sum of squares
@@ -144,8 +169,10 @@ pub(super) mod tests {
     pub fn max_error(activations: Activations, column: &[f64]) -> f64 {
         let largest = column.iter().fold(0.0f64, |largest, x| x.abs().max(largest));
         let mean_square = column.iter().map(|x| x * x).sum::<f64>() / column.len().max(1) as f64;
-        let fewer = if activations == Activations::I16 { 8 } else { 0 };
-        (largest / f64::from(1 << (30 - fewer))).max(mean_square.sqrt() / f64::from(1 << (19 - fewer)))
+        let fewer = if activations == Activations::F32 { 0 } else { 8 };
+        let off = (largest / f64::from(1 << (30 - fewer))).max(mean_square.sqrt() / f64::from(1 << (19 - fewer)));
+        let is_flat = largest <= f64::from(LARGEST_OF_ONE) * 1.01 * mean_square.sqrt();
+        if activations == Activations::I8 && is_flat { off.max(largest / 253.9) } else { off }
     }
 
     #[test]
@@ -187,16 +214,28 @@ pub(super) mod tests {
             }
         }
         for bits in [f32::INFINITY, f32::NAN].map(f32::to_bits) {
-            for activations in [Activations::F32, Activations::I16] {
+            for activations in [Activations::F32, Activations::I16, Activations::I8] {
                 let unit = |squares| Unit::of(activations, bits, squares, 1);
                 assert!(unit(0).is_none() && unit(1 << 20).is_none());
             }
         }
-        for (activations, many, few) in
-            [(Activations::F32, DIGITS, FEW_DIGITS), (Activations::I16, FEW_DIGITS, MIN_DIGITS)]
-        {
+        for (activations, many, few) in [
+            (Activations::F32, DIGITS, FEW_DIGITS),
+            (Activations::I16, FEW_DIGITS, TWO_DIGITS),
+            (Activations::I8, FEW_DIGITS, TWO_DIGITS),
+        ] {
             let digits = |largest: f32, squares| Unit::of(activations, largest.to_bits(), squares, 10).unwrap().digits;
             assert_eq!([digits(1.0, 159), digits(1.0, 160), digits(0.0, 0)], [many, few, few]);
+        }
+        // the third digit of 1 is 64: a root mean square of an eighth is 8
+        let digits = |largest: f32, squares| Unit::of(Activations::I8, largest.to_bits(), squares, 10).unwrap().digits;
+        assert_eq!([digits(1.0, 639), digits(1.0, 640), digits(1e-31, 640)], [TWO_DIGITS, ONE_DIGIT, TWO_DIGITS]);
+        for element in [1.0, -0.3, 0.7381, 1e-4] {
+            let unit = Unit::of_one(1.0);
+            // SAFETY: the unit is that of a column with this element.
+            let digits = unsafe { digits_of(element, unit.inverse) }.to_le_bytes().map(|byte| byte as i8);
+            assert_eq!(digits[1..], [0; 3]);
+            assert!((f32::from(digits[0]) * unit.size - element).abs() <= 1.0 / 253.9, "{element}");
         }
     }
 }

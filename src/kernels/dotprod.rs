@@ -261,9 +261,9 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(96))]
         #[test]
         fn products_of_every_size_are_exact_but_for_their_columns_rounding(
-            rows in 1usize..60, depth in 1usize..300, count in 1usize..40, step in 1usize..4, seed: u32, short: bool
+            rows in 1usize..60, depth in 1usize..300, count in 1usize..40, step in 1usize..4, seed: u32, form in 0usize..3
         ) {
-            let activations = if short { Activations::I16 } else { Activations::F32 };
+            let activations = [Activations::F32, Activations::I16, Activations::I8][form];
             let a: Vec<i8> = noise(rows * depth, seed).iter().map(|v| (v * 128.0) as i8).collect();
             let mut x = noise(depth * step * count, !seed);
             // in some columns, some elements are larger
@@ -300,7 +300,7 @@ mod tests {
         for instruction in Instruction::available() {
             let a = vec![-128i8; MAX_DEPTH];
             let x = vec![-1.0f32; MAX_DEPTH];
-            for activations in [Activations::F32, Activations::I16] {
+            for activations in [Activations::F32, Activations::I16, Activations::I8] {
                 let column = StridedColumn { values: &x, step: 1 };
                 let found = products(instruction, &a, MAX_DEPTH, &[column], activations, true);
                 assert_eq!(found, [128.0 * MAX_DEPTH as f32]);
@@ -313,8 +313,9 @@ mod tests {
         for value in [1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
             let is_measured = |step: usize, count: usize| {
                 let column = StridedColumn { values: &[0.5, value, 0.0], step };
-                let forms = [Activations::F32, Activations::I16].map(|form| column.measured(count, form).is_some());
-                assert_eq!(forms[0], forms[1]);
+                let forms = [Activations::F32, Activations::I16, Activations::I8];
+                let forms = forms.map(|form| column.measured(count, form).is_some());
+                assert!(forms.iter().all(|is_measured| *is_measured == forms[0]));
                 forms[0]
             };
             assert_eq!(is_measured(1, 3), value == 1.0);

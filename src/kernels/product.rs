@@ -393,7 +393,8 @@ mod tests {
     use super::*;
 
     /// Kinds of activations, and the maximum error of a product of small numbers.
-    const ACTIVATIONS: [(Activations, f64); 2] = [(Activations::F32, 1e-4), (Activations::I16, 2e-3)];
+    const ACTIVATIONS: [(Activations, f64); 3] =
+        [(Activations::F32, 1e-4), (Activations::I16, 2e-3), (Activations::I8, 0.3)];
 
     #[test]
     fn every_store_layout_and_number_of_tokens_gives_the_same_product() {
@@ -477,7 +478,7 @@ mod tests {
         let by_token = |size: usize| MatrixLayout { row: 1, column: size };
         let scattered: Vec<f32> = (0..columns * tokens).map(|i| x[i % tokens * columns + i / tokens]).collect();
         let mut results = Vec::new();
-        let cases = [(&plain, Activations::F32), (&plain, Activations::I16)];
+        let cases = [Activations::F32, Activations::I16, Activations::I8].map(|activations| (&plain, activations));
         // f32 products of codes are faster for many tokens, unless activations are short
         let has_tables = crate::dispatch::InstructionSet::has(crate::dispatch::Set::Avx512Vbmi);
         let of_codes = coded.iter().filter(|_| has_tables).map(|weight| (weight, Activations::I16));
@@ -498,6 +499,7 @@ mod tests {
         }
         if multiplies(Activations::F32) {
             assert_ne!(results[0], results[1], "activations of 16 bits are others");
+            assert_ne!(results[1], results[2], "and so are those of 8 bits");
         }
     }
 

@@ -41,6 +41,11 @@ impl Instruction {
         Self::available().last()
     }
 
+    /// Activations that these instructions gain from: they take all digits at once.
+    pub fn activations(self, _: Activations) -> Activations {
+        Activations::F32
+    }
+
     /// Returns whether products have the same bits as with other instructions of which this is true.
     #[cfg(test)]
     pub fn sums_digits(self) -> bool {

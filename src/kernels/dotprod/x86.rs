@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 use smallvec::SmallVec;
 
-use super::super::digits::{Activations, DIGITS, DIGITS_MIDDLE, FEW_DIGITS, MIN_DIGITS, Unit};
+use super::super::digits::{Activations, DIGITS, DIGITS_MIDDLE, FEW_DIGITS, ONE_DIGIT, TWO_DIGITS, Unit};
 use super::super::dispatch::{InstructionSet, Set};
 use super::super::dot::PREFETCH_DISTANCE;
 use super::super::prefetch::prefetch;
@@ -70,8 +70,13 @@ impl Instruction {
     pub fn best(activations: Activations) -> Option<Instruction> {
         let best = Self::available().last()?;
         let gains =
-            best == Instruction::Vpdpbusd || activations == Activations::I16 && !InstructionSet::has(Set::Avx512);
+            best == Instruction::Vpdpbusd || activations != Activations::F32 && !InstructionSet::has(Set::Avx512);
         gains.then_some(best)
+    }
+
+    /// Activations that this instruction gains from: of a word, 8 bits are no faster than 16.
+    pub fn activations(self, asked: Activations) -> Activations {
+        if asked == Activations::I8 && self != Instruction::Vpdpbusd { Activations::I16 } else { asked }
     }
 
     /// Names of the instructions in use.
@@ -191,10 +196,10 @@ unsafe fn vector_of_digits(elements: &[f32], inverse: f32) -> __m512i {
 }
 
 impl DigitColumns {
-    /// Columns with [`MIN_DIGITS`], [`FEW_DIGITS`] and [`DIGITS`].
-    fn by_digits(&self) -> [SmallVec<[usize; 8]>; 3] {
-        [MIN_DIGITS, FEW_DIGITS, DIGITS]
-            .map(|digits| (0..self.columns.len()).filter(|c| self.columns[*c].unit.digits == digits).collect())
+    /// Columns with one digit, with two, and so on.
+    fn by_digits(&self) -> [SmallVec<[usize; 8]>; DIGITS] {
+        let of = |digits| (0..self.columns.len()).filter(|c| self.columns[*c].unit.digits == digits).collect();
+        [ONE_DIGIT, TWO_DIGITS, FEW_DIGITS, DIGITS].map(of)
     }
 }
 
@@ -211,8 +216,8 @@ unsafe fn multiply_digits(
     mut put: impl FnMut(ProductBlock<'_>),
 ) {
     let count = rows.len().checked_div(of.depth).unwrap_or(0);
-    let [least, few, others] = lanes.left();
-    let most = [least, few, others].into_iter().map(SmallVec::len).max().unwrap_or(0);
+    let [one, two, few, others] = lanes.left();
+    let most = [one, two, few, others].into_iter().map(SmallVec::len).max().unwrap_or(0);
     let mut sums: SmallVec<[BlockSums; 8]> = SmallVec::from_elem([[0; BLOCK + 4]; DIGITS], most.min(COLUMNS));
     for first in (0..count).step_by(BLOCK) {
         let here = BLOCK.min(count - first);
@@ -223,7 +228,8 @@ unsafe fn multiply_digits(
             if !lanes.is_empty() {
                 lanes.of_block(of, block, &row_sums[first..first + here], &mut put);
             }
-            of_block::<FEW_ROWS, MIN_DIGITS>(of, least, block, &mut sums, &mut put);
+            of_block::<FEW_ROWS, ONE_DIGIT>(of, one, block, &mut sums, &mut put);
+            of_block::<FEW_ROWS, TWO_DIGITS>(of, two, block, &mut sums, &mut put);
             of_block::<FEW_ROWS, FEW_DIGITS>(of, few, block, &mut sums, &mut put);
             of_block::<ROWS, DIGITS>(of, others, block, &mut sums, &mut put);
         }

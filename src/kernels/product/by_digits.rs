@@ -103,16 +103,18 @@ impl<'w> Results<'w> {
         };
         if let Some((out, token)) = self.side_by_side(&block) {
             for i in 0..rows {
-                let products = &products[i * from.row..][..columns.len()];
+                let (eights, others) = products[i * from.row..][..columns.len()].as_chunks::<8>();
                 // SAFETY: as promised.
-                let at = unsafe { out.at(row + i, token).0 };
-                if let Ok(eight) = <&[f32; 8]>::try_from(products) {
-                    // SAFETY: as promised; it is written in vectors.
-                    unsafe { *at.cast::<[f32; 8]>() = eight.map(|product| result(i, product)) };
-                } else {
-                    // SAFETY: as promised.
-                    (0..products.len()).for_each(|c| unsafe { *at.add(c) = result(i, products[c]) });
+                let mut at = unsafe { out.at(row + i, token).0 };
+                for eight in eights {
+                    // SAFETY: as promised; they are written in vectors.
+                    unsafe {
+                        *at.cast::<[f32; 8]>() = eight.map(|product| result(i, product));
+                        at = at.add(eight.len());
+                    }
                 }
+                // SAFETY: as promised.
+                others.iter().enumerate().for_each(|(c, product)| unsafe { *at.add(c) = result(i, *product) });
             }
             return;
         }
@@ -156,6 +158,11 @@ pub(super) fn by_digits<'w>(
 ) {
     let (Some(instruction), Some(stored)) = (Instruction::best(activations), ByteRows::new(weight)) else { return };
     let (rows, columns, scales) = (weight.rows(), weight.columns(), weight.scales());
+    let activations = match stored {
+        ByteRows::Plain(_) => instruction.activations(activations),
+        #[cfg(target_arch = "x86_64")]
+        ByteRows::Stored(stored) => stored.activations(activations),
+    };
     let takes_many = match stored {
         ByteRows::Plain(_) => instruction.takes_many(),
         #[cfg(target_arch = "x86_64")]

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::super::{DigitColumns, ProductBlock};
 use super::{BLOCK, Instruction, STEP};
 use crate::aligned_buf::AlignedBuf;
-use crate::digits::{DIGITS, FEW_DIGITS, MIN_DIGITS};
+use crate::digits::{DIGITS, FEW_DIGITS, ONE_DIGIT, TWO_DIGITS};
 use crate::layout::MatrixLayout;
 use crate::pool;
 
@@ -22,7 +22,9 @@ const MIN_LANES: usize = 14;
 /// Rows whose sums are in registers.
 const ROWS: usize = 8;
 /// Maximum columns of a group.
-const MAX_COLUMNS: usize = LANES / MIN_DIGITS;
+const MAX_COLUMNS: usize = LANES / ONE_DIGIT;
+/// Products of a row that are joined at a time.
+const HALF: usize = LANES / 2;
 /// Minimum groups for which threads are used to pack them.
 const MIN_PARALLEL_GROUPS: usize = 4;
 
@@ -37,8 +39,8 @@ pub(in super::super) struct ColumnLanes {
     groups: SmallVec<[Group; 4]>,
     /// For each group and each four neighbours, a vector: the lowest digits of its columns first.
     packed: AlignedBuf,
-    /// Columns without lanes, with [`MIN_DIGITS`], [`FEW_DIGITS`] and [`DIGITS`].
-    left: [SmallVec<[usize; 8]>; 3],
+    /// Columns without lanes, with one digit, with two, and so on.
+    left: [SmallVec<[usize; 8]>; DIGITS],
     /// Words of a group.
     of_group: usize,
     /// Whether products are contiguous by row, else by column.
@@ -51,7 +53,7 @@ impl ColumnLanes {
         let mut left = of.by_digits();
         let mut groups = SmallVec::new();
         if of.instruction == Instruction::Vpdpbusd && of.depth.is_multiple_of(NEIGHBOURS) {
-            for (columns, digits) in left.iter_mut().zip([MIN_DIGITS, FEW_DIGITS, DIGITS]) {
+            for (columns, digits) in left.iter_mut().zip(ONE_DIGIT..) {
                 let mut rest = SmallVec::new();
                 for columns in columns.chunks(LANES / digits) {
                     if columns.len() * digits < MIN_LANES {
@@ -87,7 +89,7 @@ impl ColumnLanes {
     }
 
     /// Columns without lanes, by number of digits.
-    pub fn left(&self) -> &[SmallVec<[usize; 8]>; 3] {
+    pub fn left(&self) -> &[SmallVec<[usize; 8]>; DIGITS] {
         &self.left
     }
 
@@ -96,7 +98,7 @@ impl ColumnLanes {
     /// # Safety
     /// The processor has the instructions, there are at most [`BLOCK`] rows, they are as long as the columns, and `of`
     /// are the columns that the lanes were made of.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vnni")]
     pub unsafe fn of_block(
         &self,
         of: &DigitColumns,
@@ -110,7 +112,8 @@ impl ColumnLanes {
             // SAFETY: as promised.
             unsafe {
                 match group.digits {
-                    MIN_DIGITS => group.products::<MIN_DIGITS>(of, block, lanes, put),
+                    ONE_DIGIT => group.products::<ONE_DIGIT>(of, block, lanes, put),
+                    TWO_DIGITS => group.products::<TWO_DIGITS>(of, block, lanes, put),
                     FEW_DIGITS => group.products::<FEW_DIGITS>(of, block, lanes, put),
                     _ => group.products::<DIGITS>(of, block, lanes, put),
                 }
@@ -148,7 +151,7 @@ impl Group {
     /// # Safety
     /// As [`ColumnLanes::of_block`]; the lanes are those of the columns.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vnni")]
     unsafe fn products<const D: usize>(
         &self,
         of: &DigitColumns,
@@ -173,18 +176,22 @@ impl Group {
             let of_row = |r: usize| {
                 let taken = sums[(row + r).min(count - 1)].wrapping_mul(1 << 7);
                 let found = _mm512_cvtepi32_ps(_mm512_sub_epi32(found[r], _mm512_set1_epi32(taken)));
-                // SAFETY: the array has eight numbers.
-                let units = unsafe { _mm256_loadu_ps(units.as_ptr()) };
-                _mm256_mul_ps(_mm512_castps512_ps256(joined::<D>(found)), units)
+                // SAFETY: the array has as many numbers as the vector.
+                _mm512_mul_ps(joined::<D>(found), unsafe { _mm512_loadu_ps(units.as_ptr()) })
             };
-            let found = std::array::from_fn(of_row);
-            let (found, first, step) = match by_row {
-                true => (found, row * MAX_COLUMNS, MAX_COLUMNS),
-                false => (transposed(found), row, BLOCK),
-            };
-            for (i, found) in found.into_iter().enumerate() {
-                // SAFETY: the slice has eight numbers, and there is room for whole tiles of rows.
-                unsafe { _mm256_storeu_ps(products[first + i * step..][..MAX_COLUMNS].as_mut_ptr(), found) };
+            let found: [__m512; ROWS] = std::array::from_fn(of_row);
+            let lower = (0, found.map(|row| _mm512_castps512_ps256(row)));
+            let upper = || (HALF, found.map(|row| _mm512_extractf32x8_ps::<1>(row)));
+            // columns of several digits take half of the lanes at most
+            for (column, found) in std::iter::once(lower).chain((D == ONE_DIGIT).then(upper)) {
+                let (found, first, step) = match by_row {
+                    true => (found, row * MAX_COLUMNS + column, MAX_COLUMNS),
+                    false => (transposed(found), row + column * BLOCK, BLOCK),
+                };
+                for (i, found) in found.into_iter().enumerate() {
+                    // SAFETY: the slice has eight numbers, and there is room for whole tiles of rows.
+                    unsafe { _mm256_storeu_ps(products[first + i * step..][..HALF].as_mut_ptr(), found) };
+                }
             }
         }
         put(ProductBlock { row: 0, rows: count, columns: &self.columns, products: &products, layout });
@@ -193,7 +200,7 @@ impl Group {
 
 /// Joins sums by digit, each column in the lane of its lowest digit, as [`joined`](crate::digits::joined).
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vnni")]
 fn joined<const D: usize>(sums: __m512) -> __m512 {
     let of_digit = |digit: usize| {
         let from: [i32; LANES] = std::array::from_fn(|lane| ((lane + digit * (LANES / D)) % LANES) as i32);
@@ -206,7 +213,7 @@ fn joined<const D: usize>(sums: __m512) -> __m512 {
 
 /// Transposes eight vectors of eight numbers.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vnni")]
 fn transposed(rows: [__m256; 8]) -> [__m256; 8] {
     let [a, b, c, d, e, f, g, h] = rows;
     // interleave pairs, fours, and halves of two rows
@@ -228,7 +235,7 @@ fn transposed(rows: [__m256; 8]) -> [__m256; 8] {
 /// The processor has the instructions; rows have `depth` elements, a multiple of four, with a vector of lanes for each
 /// four.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vnni")]
 unsafe fn of_rows(
     rows: [*const i8; ROWS],
     lanes: *const i8,

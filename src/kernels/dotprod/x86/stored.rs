@@ -9,7 +9,7 @@ use super::super::{DigitColumns, ProductBlock};
 use super::{BLOCK, MIDDLE, STEP, across};
 use crate::aligned_buf::AlignedBuf;
 use crate::byte_planes::PLANES;
-use crate::digits::{Activations, DIGITS, FEW_DIGITS, MIN_DIGITS};
+use crate::digits::{Activations, DIGITS, FEW_DIGITS, ONE_DIGIT, TWO_DIGITS};
 use crate::dispatch::{InstructionSet, Set};
 use crate::simd::CACHE_LINE;
 use crate::weight::{Elements, StoredWeight};
@@ -98,7 +98,12 @@ impl<'a> StoredRows<'a> {
     /// Returns whether it is faster than f32 products for many columns. It isn't if most columns have three digits, or
     /// if blocks have scales.
     pub fn takes_many(self, activations: Activations) -> bool {
-        activations == Activations::I16 && self.blocks.is_none()
+        activations != Activations::F32 && self.blocks.is_none()
+    }
+
+    /// Activations of products: a single digit would be multiplied with the highest byte of a number alone.
+    pub fn activations(self, asked: Activations) -> Activations {
+        if asked == Activations::I8 && self.planes() > 1 { Activations::I16 } else { asked }
     }
 }
 
@@ -176,14 +181,15 @@ impl<'a> StoredProducts<'a> {
     /// If there are fewer rows.
     pub fn multiply(&self, first: usize, count: usize, mut put: impl FnMut(ProductBlock<'_>)) {
         assert!(first <= self.rows.weight.rows() && count <= self.rows.weight.rows() - first);
-        let [least, few, others] = self.columns.by_digits();
+        let [one, two, few, others] = self.columns.by_digits();
         let mut products: SmallVec<[[f32; BLOCK]; 8]> = SmallVec::from_elem([0.0; BLOCK], self.columns.columns.len());
         for from in (0..count).step_by(BLOCK) {
             let here = BLOCK.min(count - from);
             // SAFETY: columns and rows exist only where the processor has the instructions; they are equally long, and
             // the rows are there.
             unsafe {
-                self.in_groups::<MIN_DIGITS>((first + from, here), &least, &mut products);
+                self.in_groups::<ONE_DIGIT>((first + from, here), &one, &mut products);
+                self.in_groups::<TWO_DIGITS>((first + from, here), &two, &mut products);
                 self.in_groups::<FEW_DIGITS>((first + from, here), &few, &mut products);
                 self.in_groups::<DIGITS>((first + from, here), &others, &mut products);
             }
@@ -396,9 +402,9 @@ unsafe fn in_blocks<R: RowBytes<P>, const P: usize, const C: usize, const D: usi
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
 fn joined<const D: usize>(sums: [__m512i; D]) -> __m512 {
     let pair = |high: __m512i, low: __m512i| _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high), low));
-    let upper = pair(sums[D - 1], sums[D - 2]);
+    let upper = if D == ONE_DIGIT { _mm512_cvtepi32_ps(sums[0]) } else { pair(sums[D - 1], sums[D - 2]) };
     match D {
-        MIN_DIGITS => upper,
+        ONE_DIGIT | TWO_DIGITS => upper,
         FEW_DIGITS => _mm512_fmadd_ps(upper, _mm512_set1_ps(256.0), _mm512_cvtepi32_ps(sums[0])),
         _ => _mm512_fmadd_ps(upper, _mm512_set1_ps(65536.0), pair(sums[1], sums[0])),
     }
@@ -492,15 +498,16 @@ mod tests {
                 (1usize..2, (1usize..60).prop_map(|eights| 8 * eights)),
                 (2usize..20, prop::sample::select(vec![8usize, 16, 32, 64, 128, 192])),
             ],
-            count in 1usize..8, seed: u32, short: bool,
+            count in 1usize..8, seed: u32, form in 0usize..3,
         ) {
-            let activations = if short { Activations::I16 } else { Activations::F32 };
+            let asked = [Activations::F32, Activations::I16, Activations::I8][form];
             prop_assume!(bits > 0 || blocks > 1);
             if !InstructionSet::has(Set::Avx512Vbmi) {
                 anec_base::skipped("this processor doesn't look bytes up");
                 return Ok(());
             }
             let weight = weight(bits, integers, (rows, blocks, block), seed);
+            let activations = StoredRows::new(&weight).expect("it has the form").activations(asked);
             let columns: Vec<Vec<f32>> = (0..count as u32).map(|c| {
                 let mut x = noise(blocks * block, !seed ^ c);
                 // columns that need four digits
@@ -512,7 +519,7 @@ mod tests {
             for (x, found) in columns.iter().zip(&found) {
                 let off = max_error(activations, &x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
                 // products of low bytes and low digits are omitted
-                let off = if short { 4.0 * off } else { off };
+                let off = if activations == Activations::F32 { off } else { 4.0 * off };
                 for (row, found) in found.iter().enumerate() {
                     weight.expand_row(row, &mut row_values);
                     let terms = || row_values.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x));

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::super::{DigitColumns, MeasuredColumn, ProductBlock};
 use super::{BLOCK, STEP};
-use crate::digits::{DIGITS, MIN_DIGITS, Unit};
+use crate::digits::{DIGITS, TWO_DIGITS, Unit};
 use crate::layout::MatrixLayout;
 use crate::prefetch::prefetch;
 
@@ -60,7 +60,7 @@ impl AddProducts for Vpdpwssd {
 
 /// Words of each element of a column.
 pub(super) fn words(unit: Unit) -> usize {
-    if unit.digits == MIN_DIGITS { 1 } else { 2 }
+    if unit.digits <= TWO_DIGITS { 1 } else { 2 }
 }
 
 /// Writes words: for each 16 elements a vector of low words, followed by one of high words if elements have two, padded

@@ -4,7 +4,8 @@ use std::arch::x86_64::*;
 
 use super::row::RowBytes;
 use super::{
-    Bytes, DIGITS, EightBitCodes, FEW_DIGITS, Form, MIN_DIGITS, PLANES, ProductBlock, STEP, ShortCodes, StoredProducts,
+    Bytes, DIGITS, EightBitCodes, FEW_DIGITS, Form, ONE_DIGIT, PLANES, ProductBlock, STEP, ShortCodes, StoredProducts,
+    TWO_DIGITS,
 };
 use super::{StoredRows, across, add_products};
 use crate::aligned_buf::AlignedBuf;
@@ -12,7 +13,7 @@ use crate::digits::max_digits;
 
 /// Rows whose elements are looked up at a time.
 const ROWS_AT_A_TIME: usize = 12;
-/// Rows of a tile with columns of [`MIN_DIGITS`]: sums and bytes fill the registers. Columns with more digits are
+/// Rows of a tile with columns of up to [`TWO_DIGITS`]: sums and bytes fill the registers. Columns with more digits are
 /// rare.
 const ROWS: usize = 4;
 /// Rows of a tile with other columns.
@@ -110,7 +111,7 @@ impl StoredProducts<'_> {
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
     unsafe fn many<const P: usize>(&self, (first, count): (usize, usize), put: &mut impl FnMut(ProductBlock<'_>)) {
         let steps = self.columns.depth.div_ceil(STEP);
-        let [least, few, others] = self.columns.by_digits();
+        let [one, two, few, others] = self.columns.by_digits();
         let bytes = AlignedBuf::new(ROWS_AT_A_TIME * steps * P * STEP / size_of::<f32>());
         let mut near = LookedUp { bytes, units: [0.0; ROWS_AT_A_TIME], rows: 0 };
         for from in (0..count).step_by(ROWS_AT_A_TIME) {
@@ -124,7 +125,8 @@ impl StoredProducts<'_> {
             let mut put = |block: ProductBlock<'_>| put(block.offset_by(from));
             // SAFETY: as promised.
             unsafe {
-                self.in_tiles::<ROWS, P, MIN_DIGITS>(&near, &least, &mut put);
+                self.in_tiles::<ROWS, P, ONE_DIGIT>(&near, &one, &mut put);
+                self.in_tiles::<ROWS, P, TWO_DIGITS>(&near, &two, &mut put);
                 self.in_tiles::<FEW_ROWS, P, FEW_DIGITS>(&near, &few, &mut put);
                 self.in_tiles::<FEW_ROWS, P, DIGITS>(&near, &others, &mut put);
             }
