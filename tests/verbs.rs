@@ -380,6 +380,33 @@ fn a_golden_of_the_source_passes_for_unquantized_weights() {
 }
 
 #[test]
+fn a_golden_that_the_manifest_names_and_that_is_not_there_is_named() {
+    let room = tempfile::tempdir().unwrap();
+    let out = room.path().join("plain").to_str().unwrap().to_owned();
+    let missing = room.path().join("missing.safetensors").to_str().unwrap().to_owned();
+    let golden = format!("golden={missing}");
+    let options = ["--set", &golden, "--no-compile", "--no-measure"];
+    let (code, _, stderr) = run(&[&["convert", "-m", "demo", "--out", &out], &options[..]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    let (code, stdout, _) = run(&["validate", &out, "--parity", "--details"]);
+    assert_eq!(code, 3, "{stdout}");
+    assert!(stdout.contains("the manifest's golden") && stdout.contains("missing.safetensors"), "{stdout}");
+}
+
+#[test]
+fn plans_of_models_that_generate_no_text_count_forward_passes() {
+    let (code, stdout, _) = run(&["plan", "all-minilm-l6-v2"]);
+    assert_eq!(code, 0);
+    assert!(stdout.contains("streamed per forward pass in 1 call"), "{stdout}");
+    assert!(stdout.contains("forward passes/s at most") && !stdout.contains("tok/s"), "{stdout}");
+    for (model, unit) in [("all-minilm-l6-v2", "forward pass"), ("phi4-mini", "token")] {
+        let (_, stdout, _) = run(&["plan", model, "--json"]);
+        let plan: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+        assert_eq!(plan["estimate_unit"], unit);
+    }
+}
+
+#[test]
 fn the_demo_runs_from_the_repository_and_says_what_it_proved() {
     let (code, stdout, stderr) = run(&["demo"]);
     assert_eq!(code, 0, "{stderr}");

@@ -315,14 +315,14 @@ impl Validator {
     fn parity(&self, bundle: &Bundle, folder: &Path) -> Result<GateReport> {
         let own = folder.join(GOLDEN);
         // the golden of the manifest may be of a machine that has the weights
-        let named = bundle.manifest.golden.clone().filter(|path| path.exists());
+        let named = bundle.manifest.golden.as_deref();
         let golden = match &self.golden {
             Some(Reference::Read(golden)) => (**golden).clone(),
             Some(Reference::File(path)) => Golden::read(path)?,
             None if own.exists() => Golden::read(&own)?,
             None => match named {
-                Some(path) => Golden::read(&path)?,
-                None => return Ok(parity::without_golden()),
+                Some(path) if path.exists() => Golden::read(path)?,
+                named => return Ok(parity::without_golden(named)),
             },
         };
         let candidates = match (self.core_ml, &self.core_ai) {

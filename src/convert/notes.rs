@@ -52,7 +52,7 @@ pub fn of_transforms(asked: &Manifest, resolved: &Manifest, model: &dyn FamilyMo
     if !roles.is_empty() {
         notes.push(format!(
             "{} got a scale for each channel: their rows feed norms or are logits, which no transform can get around; \
-             `--set transforms=none`, or `quant.overrides`, says otherwise",
+             `transforms: none`, or `quant.overrides`, says otherwise",
             roles.join(", ")
         ));
     }
@@ -68,7 +68,7 @@ fn short_windows(plan: &ConvertPlan, model: &dyn FamilyModel) -> Option<String> 
     (window <= seen).then(|| {
         format!(
             "calls of up to {window} tokens label no longer text than that: its layers see {seen} tokens around a \
-             window; `--set lengths.range=[1,{}]` or more takes texts of any length",
+             window; `lengths: {{ range: [1, {}] }}` or more takes texts of any length",
             2 * seen
         )
     })

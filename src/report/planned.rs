@@ -8,7 +8,7 @@ use super::{bytes, counted};
 use anec_bundle::TokenCount;
 use anec_convert::plan::ConvertPlan;
 use anec_convert::{Estimate, FormEstimate};
-use anec_family::{FamilyFacts, FunctionRequest};
+use anec_family::{FamilyFacts, FunctionRequest, Purpose};
 use anec_manifest::builtin::Builtin;
 use anec_manifest::{Manifest, Quant, Transform, WeightFormat};
 
@@ -30,7 +30,7 @@ pub fn plan(
         ]
     });
     let table = table(&["package", "holds", "functions", ">weights", ">state"], rows);
-    header(manifest, facts, plan) + &table + &totals(plan, estimate) + &experts(forms)
+    header(manifest, facts, plan) + &table + &totals(facts, plan, estimate) + &experts(facts, forms)
 }
 
 /// Model and form of a plan.
@@ -52,25 +52,33 @@ pub(super) fn header(manifest: &Manifest, facts: &FamilyFacts, plan: &ConvertPla
     )
 }
 
+/// Unit of estimates and their speed: tokens of generated texts, else forward passes, whose products aren't counted.
+fn units(facts: &FamilyFacts) -> [&'static str; 2] {
+    match facts.purpose {
+        Purpose::TextGeneration => ["token", "decode tok/s"],
+        _ => ["forward pass", "forward passes/s at most"],
+    }
+}
+
 /// Sizes and speed of a plan.
-pub(super) fn totals(plan: &ConvertPlan, estimate: &Estimate) -> String {
-    let [slow, fast] = estimate.tokens_per_second;
+pub(super) fn totals(facts: &FamilyFacts, plan: &ConvertPlan, estimate: &Estimate) -> String {
+    let ([slow, fast], [unit, speed]) = (estimate.tokens_per_second, units(facts));
     format!(
-        "\n{}: {} of weights, {} of state\n{}\n{slow:.0} to {fast:.0} decode tok/s ({})\n",
+        "\n{}: {} of weights, {} of state\n{}\n{slow:.0} to {fast:.0} {speed} ({})\n",
         counted(plan.packages.len(), "package"),
         bytes(plan.weight_bytes()),
         bytes(plan.state_bytes()),
-        streamed(estimate),
+        streamed(estimate, unit),
         Estimate::ASSUMPTION,
     )
 }
 
-/// Weights and calls of a token: as expected, and at most if that differs.
-fn streamed(estimate: &Estimate) -> String {
+/// Weights and calls of a token or pass: as expected, and at most if that differs.
+fn streamed(estimate: &Estimate, unit: &str) -> String {
     let Estimate { weight_bytes_per_token, max_weight_bytes_per_token, calls_per_token, max_calls_per_token, .. } =
         *estimate;
     let expected =
-        format!("{} streamed per token in {}", bytes(weight_bytes_per_token), counted(calls_per_token, "call"));
+        format!("{} streamed per {unit} in {}", bytes(weight_bytes_per_token), counted(calls_per_token, "call"));
     if (weight_bytes_per_token, calls_per_token) == (max_weight_bytes_per_token, max_calls_per_token) {
         return expected;
     }
@@ -78,10 +86,11 @@ fn streamed(estimate: &Estimate) -> String {
 }
 
 /// Estimates of every form of experts.
-fn experts(forms: &[FormEstimate]) -> String {
+fn experts(facts: &FamilyFacts, forms: &[FormEstimate]) -> String {
     if forms.is_empty() {
         return String::new();
     }
+    let [unit, speed] = units(facts);
     let rows = forms.iter().map(|FormEstimate { experts, estimate }| {
         let [slow, fast] = estimate.tokens_per_second;
         vec![
@@ -93,7 +102,8 @@ fn experts(forms: &[FormEstimate]) -> String {
             format!("{slow:.0} to {fast:.0}"),
         ]
     });
-    let names = ["experts", ">streamed per token", ">at most", ">calls", ">at most", ">decode tok/s"];
+    let [streamed, speed] = [format!(">streamed per {unit}"), format!(">{speed}")];
+    let names = ["experts", &streamed, ">at most", ">calls", ">at most", &speed];
     format!("\n{}", table(&names, rows))
 }
 
@@ -162,6 +172,7 @@ pub fn plan_json(
         "weight_bytes": plan.weight_bytes(),
         "state_bytes": plan.state_bytes(),
         "estimate": estimate,
+        "estimate_unit": units(facts)[0],
         "estimate_assumption": Estimate::ASSUMPTION,
         "manifest": manifest,
     });

@@ -130,7 +130,7 @@ pub fn plan_summary(manifest: &Manifest, facts: &FamilyFacts, plan: &ConvertPlan
         ]
     });
     let table = table(&[">packages", "holds", "functions of each", ">weights of each", ">state of each"], rows);
-    header(manifest, facts, plan) + &table + &plan_totals(plan, estimate)
+    header(manifest, facts, plan) + &table + &plan_totals(facts, plan, estimate)
 }
 
 /// Functions of a package: names and tokens per call, or their number.

@@ -18,6 +18,7 @@ mod tests;
 mod texts;
 pub mod tokenization;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
@@ -393,10 +394,13 @@ fn chunkings(session: &TokenSession) -> Vec<CallPlan> {
     plans
 }
 
-/// Report of the gate without a golden.
-pub fn without_golden() -> GateReport {
-    let reason = "no golden is given";
-    let check = Check::unproven("bundle", "logits agree with a golden", reason);
+/// Report of the gate without a golden; `named` is the one that the manifest names, which isn't there.
+pub fn without_golden(named: Option<&Path>) -> GateReport {
+    let reason = match named {
+        Some(path) => format!("the manifest's golden {} isn't here", path.display()),
+        None => "no golden is given".to_owned(),
+    };
+    let check = Check::unproven("bundle", "logits agree with a golden", &reason);
     debug_assert_eq!(check.verdict, Verdict::Unproven);
     GateReport::new(GATE, vec![check])
 }

@@ -264,7 +264,10 @@ fn a_text_of_a_few_tokens_proves_little() {
 fn comparing_nothing_is_no_success() {
     let golden = Golden { positions: Vec::new(), logits: Vec::new(), ..golden() };
     assert_eq!(gate(&FakeOptions::default(), &golden).verdict, Verdict::Failed);
-    assert_eq!(without_golden().verdict, Verdict::Unproven);
+    assert_eq!(without_golden(None).verdict, Verdict::Unproven);
+    let missing = without_golden(Some(Path::new("golden/phi4.safetensors")));
+    assert_eq!(missing.verdict, Verdict::Unproven);
+    assert!(format!("{missing:?}").contains("the manifest's golden golden/phi4.safetensors isn't here"), "{missing:?}");
 }
 
 #[test]
