@@ -1,4 +1,4 @@
-"""Compares `anec bench` with llama.cpp's `llama-bench` and with torch in fp32: same machine, same weights, same threads.
+"""Compares `anec bench` with llama.cpp's `llama-bench`, OpenVINO GenAI and torch in fp32: same machine, weights, threads.
 
     python benches/llama_cpp.py --anec target/release/anec --llama-bench llama-bench --source model-q8_0.gguf
 
@@ -6,6 +6,9 @@ The source is converted with one scale for each channel and calls of up to `--ca
 take few tokens at a time, which is no measure of the executor. Programs take turns, and each number is the median of what
 its own benchmark reports. `--synthesize` writes a source of Qwen2.5-0.5B's shape with random weights, for machines that have
 no model: times don't depend on what the weights are. Needs gguf for that, and torch and transformers for `--torch`.
+
+`--openvino` names a Python with openvino-genai, which reads the same file (see openvino_bench.py). `--precision` compares anec's
+precisions, each in turns with the others.
 
 Other forms than int8: `--set` gives the conversion other keys, for example `--set quant.weights=palette6 --set
 quant.granularity=per_tensor`, and `--llama-source` names the file that `llama-bench` reads, for example in Q6_K.
@@ -74,9 +77,9 @@ def run(command: list) -> str:
     return subprocess.run([str(part) for part in command], check=True, text=True, stdout=subprocess.PIPE).stdout
 
 
-def of_anec(anec: str, bundle: Path, prompt: int, generated: int, repetitions: int) -> dict:
-    report = json.loads(run([anec, "bench", bundle, "--json", "--prefill", prompt, "--decode", generated,
-                             "--repetitions", repetitions]))
+def of_anec(anec: str, bundle: Path, precision: str, prompt: int, generated: int, repetitions: int) -> dict:
+    report = json.loads(run([anec, "bench", bundle, "--json", "--precision", precision, "--prefill", prompt,
+                             "--decode", generated, "--repetitions", repetitions]))
     prefill, decode = ([test["median_tps"] for test in report["tests"] if kind(test)][0]
                        for kind in (lambda test: test["generated"] == 0, lambda test: test["generated"] > 0))
     return {"prefill": prefill, "decode": decode}
@@ -88,6 +91,11 @@ def of_llama_cpp(llama_bench: str, source: Path, prompt: int, generated: int, th
     speed = lambda test: statistics.median(test["samples_ts"])
     return {"prefill": next(speed(test) for test in tests if test["n_prompt"] and not test["n_gen"]),
             "decode": next(speed(test) for test in tests if test["n_gen"])}
+
+
+def of_openvino(python: str, source: Path, prompt: int, generated: int, threads: int, repetitions: int) -> dict:
+    return json.loads(run([python, Path(__file__).with_name("openvino_bench.py"), source, "--threads", threads,
+                           "--prompt", prompt, "--generated", generated, "--repetitions", repetitions]))
 
 
 def of_torch(prompt: int, generated: int, threads: int, repetitions: int) -> dict:
@@ -117,6 +125,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--anec", required=True)
     parser.add_argument("--llama-bench")
+    parser.add_argument("--openvino", metavar="PYTHON", help="an interpreter with openvino-genai")
+    parser.add_argument("--precision", action="append", help="of anec; the first is compared [default: i16]")
     parser.add_argument("--source", type=Path, required=True, help="a Q8_0 GGUF")
     parser.add_argument("--llama-source", type=Path, help="what llama-bench reads instead")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the manifest")
@@ -140,10 +150,16 @@ def main() -> None:
                             f"quant: {{granularity: per_channel}}\nlengths: {{range: [1, {arguments.call}]}}\n")
         run([arguments.anec, "convert", "--manifest", manifest, "--out", bundle, "--no-compile",
              *(part for key in arguments.set for part in ("--set", key))])
-        programs = {"anec": lambda: of_anec(arguments.anec, bundle, prompt, generated, repetitions)}
+        precisions = arguments.precision or ["i16"]
+        programs = {f"anec {precision}": lambda precision=precision: of_anec(arguments.anec, bundle, precision, prompt,
+                                                                            generated, repetitions)
+                    for precision in precisions}
         if arguments.llama_bench:
             programs["llama.cpp"] = lambda: of_llama_cpp(arguments.llama_bench, theirs, prompt, generated,
                                                          arguments.threads, repetitions)
+        if arguments.openvino:
+            programs["OpenVINO GenAI"] = lambda: of_openvino(arguments.openvino, theirs, prompt, generated,
+                                                             arguments.threads, repetitions)
         if arguments.torch:
             programs["torch fp32"] = lambda: of_torch(prompt, generated, arguments.threads, repetitions)
         speeds = {name: [] for name in programs}
@@ -151,12 +167,12 @@ def main() -> None:
             for name, program in programs.items():
                 speeds[name].append(program())
     own = {}
-    print("| program | prefill, tokens/s | decode, tokens/s | anec's prefill is | anec's decode is |")
+    print(f"| program | prefill, tokens/s | decode, tokens/s | anec {precisions[0]}'s prefill is | and its decode |")
     print("|---|---|---|---|---|")
     for name, runs in speeds.items():
         prefill, decode = (statistics.median(run[what] for run in runs) for what in ("prefill", "decode"))
         own = own or {"prefill": prefill, "decode": decode}
-        ratios = "| |" if name == "anec" else f"| {own['prefill'] / prefill:.2f} × | {own['decode'] / decode:.2f} × |"
+        ratios = "| |" if name.startswith("anec") else f"| {own['prefill'] / prefill:.2f} × | {own['decode'] / decode:.2f} × |"
         print(f"| {name} | {prefill:.1f} | {decode:.1f} {ratios}")
 
 
