@@ -30,6 +30,8 @@
 //! | `asset` | the folder: bytecode, digest, metadata; streamed, whole or not at all |
 //! | [`migrate`] | Core ML packages to assets |
 //! | [`inventory`] | functions, operations and weights of an asset, with findings |
+//! | [`definitions`] | composite operations and what they stand for |
+//! | `single` | an asset in f32, for comparison |
 
 #![forbid(unsafe_code)]
 
@@ -39,12 +41,15 @@ mod asset;
 pub mod bridge;
 pub mod builder;
 pub mod bytecode;
+pub mod definitions;
 mod error;
 pub mod inventory;
 pub mod lower;
 pub mod migrate;
 #[cfg(test)]
 mod runtime_tests;
+mod single;
 
 pub use asset::{Asset, AssetMetadata, AssetOptions, WrittenAsset, open, open_bytes, write};
 pub use error::CoreAiError;
+pub use single::in_single_precision;

@@ -1,5 +1,6 @@
 //! A module in memory: tables that entries and operations refer to by index, and the tree of operations.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use anec_mil::Content;
@@ -142,6 +143,23 @@ impl AiModule {
             }
         }
         None
+    }
+
+    /// Empties resources that no constant has.
+    pub(crate) fn empty_unused_resources(&mut self) {
+        fn visit(module: &AiModule, ops: &[AiOp], used: &mut BTreeSet<u32>) {
+            for op in ops {
+                if let Some(AiAttribute::Resource(index)) = module.property(op, "value") {
+                    used.insert(*index);
+                }
+                op.regions.iter().flat_map(|region| &region.blocks).for_each(|block| visit(module, &block.ops, used));
+            }
+        }
+        let mut used = BTreeSet::new();
+        visit(self, &self.ops, &mut used);
+        for (_, resource) in (0..).zip(&mut self.resources).filter(|(index, _)| !used.contains(index)) {
+            resource.blob = Blob::Bytes(Arc::default());
+        }
     }
 
     /// The items of an array; none if it isn't one.

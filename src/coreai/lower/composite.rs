@@ -34,6 +34,16 @@ impl Reduction {
         }
     }
 
+    /// Type in which elements are combined, as Apple's exporter chooses it.
+    fn accumulator(self, element: ElementType) -> ElementType {
+        match (self, element) {
+            (Reduction::Max | Reduction::Min, _) => element,
+            (_, ElementType::F16 | ElementType::Bf16) => ElementType::F32,
+            (_, ElementType::Si32) => ElementType::Si64,
+            _ => element,
+        }
+    }
+
     /// Neutral element of the combiner; a finite number, which every element type has.
     fn neutral(self, element: ElementType) -> f64 {
         let most = match element {
@@ -108,7 +118,7 @@ impl<'m> Definition<'m> {
         Ok(self.body.op(self.module, "primitive.constant_v1", &[value], &[], &[ty], Vec::new()))
     }
 
-    /// Reduces axes to size 1 by the primitive reduction.
+    /// Reduces axes to size 1 by the primitive reduction, as Apple's exporter does.
     fn reduce(
         &mut self,
         kind: Reduction,
@@ -117,11 +127,26 @@ impl<'m> Definition<'m> {
         reduced: &[u64],
         element: ElementType,
     ) -> Result<u32, String> {
-        let mut combiner = Definition::new(self.module, &[(&[], element), (&[], element)]);
-        let result = combiner.op(kind.combiner(), &[0, 1], &[], element);
+        let wide = kind.accumulator(element);
+        let mut combiner = Definition::new(self.module, &[(&[], wide), (&[], element)]);
+        let each = if wide == element { 1 } else { combiner.op("primitive.cast_v1", &[1], &[], wide) };
+        let result = combiner.op(kind.combiner(), &[0, each], &[], wide);
         let region = combiner.yielding(result);
-        let neutral = self.splat(kind.neutral(element), &[], element)?;
+        let neutral = self.splat(kind.neutral(element), &[], wide)?;
         Ok(self.op_with("primitive.reduce_v1", &[x, axes, neutral], reduced, element, vec![region]))
+    }
+
+    /// Reduces axes to size 1 by a composite operation.
+    fn reduce_by_name(
+        &mut self,
+        kind: Reduction,
+        x: u32,
+        axes: (u32, &[usize]),
+        shape: &[u64],
+        element: ElementType,
+    ) -> Result<u32, String> {
+        let region = reduction(self.module, kind, shape, axes.1, element)?;
+        Ok(self.op_with(kind.name(), &[x, axes.0], &reduced(shape, axes.1), element, vec![region]))
     }
 
     /// Repeats the only place of an axis.
@@ -136,6 +161,12 @@ impl<'m> Definition<'m> {
     }
 }
 
+fn reduced(shape: &[u64], axes: &[usize]) -> Vec<u64> {
+    let mut reduced = shape.to_vec();
+    axes.iter().for_each(|axis| reduced[*axis] = 1);
+    reduced
+}
+
 /// Arguments: the tensor, the axes.
 pub(super) fn reduction(
     module: &mut ModuleBuilder,
@@ -144,17 +175,23 @@ pub(super) fn reduction(
     axes: &[usize],
     element: ElementType,
 ) -> Result<AiRegion, String> {
-    let mut reduced = shape.to_vec();
-    axes.iter().for_each(|axis| reduced[*axis] = 1);
-    let count = [axes.len() as u64];
+    let (small, count) = (reduced(shape, axes), [axes.len() as u64]);
     let mut body = Definition::new(module, &[(shape, element), (&count, ElementType::Si32)]);
-    let mut result = body.reduce(kind, 0, 1, &reduced, element)?;
-    if kind == Reduction::Mean {
-        let count = axes.iter().map(|axis| shape[*axis]).product::<u64>();
-        let count = body.splat(count as f64, &reduced, element)?;
-        result = body.op("primitive.divide_v1", &[result, count], &reduced, element);
+    if kind != Reduction::Mean {
+        let result = body.reduce(kind, 0, 1, &small, element)?;
+        return Ok(body.yielding(result));
     }
-    Ok(body.yielding(result))
+    // a sum may leave the range of half precision
+    let wide = kind.accumulator(element);
+    let x = if wide == element { 0 } else { body.op("primitive.cast_v1", &[0], shape, wide) };
+    let sum = body.reduce_by_name(Reduction::Sum, x, (1, axes), shape, wide)?;
+    let count = axes.iter().map(|axis| shape[*axis]).product::<u64>();
+    let count = body.splat(count as f64, &small, wide)?;
+    let mut mean = body.op("primitive.divide_v1", &[sum, count], &small, wide);
+    if wide != element {
+        mean = body.op("primitive.cast_v1", &[mean], &small, element);
+    }
+    Ok(body.yielding(mean))
 }
 
 /// Arguments: the tensor, the axis.
@@ -164,16 +201,14 @@ pub(super) fn softmax(
     axis: usize,
     element: ElementType,
 ) -> Result<AiRegion, String> {
-    let mut reduced = shape.to_vec();
-    reduced[axis] = 1;
     let mut body = Definition::new(module, &[(shape, element), (&[], ElementType::Si32)]);
     let one = body.splat(1.0, &[1], ElementType::Si32)?;
     let axes = body.op("primitive.reshape_v2", &[1, one], &[1], ElementType::Si32);
-    let most = body.reduce(Reduction::Max, 0, axes, &reduced, element)?;
+    let most = body.reduce_by_name(Reduction::Max, 0, (axes, &[axis]), shape, element)?;
     let most = body.broadcast(most, axis, shape, element)?;
     let shifted = body.op("primitive.sub_v1", &[0, most], shape, element);
     let powers = body.op("primitive.exp_v1", &[shifted], shape, element);
-    let sum = body.reduce(Reduction::Sum, powers, axes, &reduced, element)?;
+    let sum = body.reduce_by_name(Reduction::Sum, powers, (axes, &[axis]), shape, element)?;
     let sum = body.broadcast(sum, axis, shape, element)?;
     let result = body.op("primitive.divide_v1", &[powers, sum], shape, element);
     Ok(body.yielding(result))
