@@ -101,5 +101,5 @@ pub use {
     converter::Converter,
     doctor::{Ability, MachineReport},
     golden::GoldenBuilder,
-    validator::{Gate, Validation, Validator, candidates, find_bundle, forecast_of, is_compiled, is_package},
+    validator::{Gate, Validation, Validator, candidates, find_bundle, forecast_of, is_asset, is_compiled, is_package},
 };

@@ -22,7 +22,7 @@ use anec_validate::residency::{self, ResidencySubject};
 use anec_validate::structure::structure;
 use anec_validate::verdict::{Check, GateReport, GatesReport, PackageFacts, Verdict};
 use anec_validate::{
-    Golden, ResidencyThresholds, Thresholds, first_deviation, migration, numerics, prompts, third_party,
+    Golden, ResidencyThresholds, Thresholds, asset, first_deviation, migration, numerics, prompts, third_party,
 };
 
 /// Gate.
@@ -57,9 +57,9 @@ enum Reference {
 /// File name of a golden in the bundle folder.
 const GOLDEN: &str = "golden.safetensors";
 
-/// Verifies a bundle, gate by gate. Packages (.mlpackage) and compiled models (.mlmodelc) of any origin can be given as
-/// well: parity can't be tried on packages, which don't say what their inputs mean, and only residency on compiled
-/// models.
+/// Verifies a bundle, gate by gate. Packages (.mlpackage), assets of Core AI (.aimodel) and compiled models (.mlmodelc)
+/// of any origin can be given as well: parity can't be tried on packages and assets, which don't say what their inputs
+/// mean, and only residency on compiled models.
 ///
 /// ```no_run
 /// # fn main() -> anec::base::Result<()> {
@@ -140,7 +140,7 @@ impl Validator {
         self
     }
 
-    /// Sets Apple's Core AI runtime for parity, in place of the CPU.
+    /// Sets Apple's Core AI runtime: for parity in place of the CPU, and for the numerics of an asset.
     pub fn core_ai(mut self, options: Option<BridgeOptions>) -> Self {
         self.core_ai = options;
         self
@@ -192,6 +192,8 @@ impl Validator {
             self.package(&self.path)
         } else if is_compiled(&self.path) {
             self.compiled(&self.path)
+        } else if is_asset(&self.path) {
+            self.asset(&self.path)
         } else {
             Err(RuntimeError::NoBundle { path: self.path.clone() }.into())
         }
@@ -208,10 +210,7 @@ impl Validator {
             gates.push(structure(&bundle, folder));
         }
         if self.wants(Gate::Numerics) {
-            let gate = match bundle.manifest.format.is_coreml() {
-                true => self.numerics(&bundle, folder),
-                false => Ok(unproven(numerics::GATE, "only programs in MIL can be computed in half precision here")),
-            };
+            let gate = self.numerics(&bundle, folder);
             gates.push(tried(&gates, numerics::GATE, gate)?);
         }
         if self.wants(Gate::Parity) {
@@ -281,6 +280,35 @@ impl Validator {
         Ok(Validation { report, plan })
     }
 
+    /// Runs the gates on an asset of Core AI of any origin.
+    fn asset(&self, path: &Path) -> Result<Validation> {
+        let (asset, name) = (anec_coreai::open(path)?, file_name(path));
+        let inventory = asset.inventory();
+        let thresholds = Thresholds::of(&Gates::default());
+        let mut gates = Vec::new();
+        if self.wants(Gate::Structure) {
+            gates.push(asset::structure(&name, &inventory));
+        }
+        if self.wants(Gate::Numerics) {
+            gates.push(match &self.core_ai {
+                None => asset::without_runtime(&name),
+                Some(options) => {
+                    let gate = asset::numerics(&name, &asset, &thresholds.numerics, options);
+                    unproven_without_runtime(numerics::GATE, gate)?
+                }
+            });
+        }
+        if self.gates.as_ref().is_some_and(|gates| gates.contains(&Gate::Parity)) {
+            gates.push(third_party::parity(&name));
+        }
+        if self.wants(Gate::Residency) {
+            gates.push(residency::of_asset());
+        }
+        let mut report = GatesReport::new(&name, gates);
+        report.forecast = (self.gates.is_none() || self.forecast).then(|| forecast_asset(&name, &inventory, &[]));
+        Ok(Validation { report, plan: None })
+    }
+
     /// Compiled model, of which only the placement can be judged.
     fn compiled(&self, path: &Path) -> Result<Validation> {
         let name = file_name(path);
@@ -309,7 +337,15 @@ impl Validator {
                 tokens
             }
         };
-        numerics::numerics(bundle, folder, &tokens, &Thresholds::of(&bundle.manifest.gates).numerics)
+        let thresholds = Thresholds::of(&bundle.manifest.gates).numerics;
+        match (bundle.manifest.format.is_coreml(), &self.core_ai) {
+            (true, _) => numerics::numerics(bundle, folder, &tokens, &thresholds),
+            (false, None) => Ok(unproven(numerics::GATE, asset::NEEDS_RUNTIME)),
+            (false, Some(options)) => {
+                let gate = numerics::numerics_of_asset(bundle, folder, &tokens, &thresholds, options);
+                unproven_without_runtime(numerics::GATE, gate)
+            }
+        }
     }
 
     fn parity(&self, bundle: &Bundle, folder: &Path) -> Result<GateReport> {
@@ -329,13 +365,10 @@ impl Validator {
             (None, Some(options)) => match coreai::open(folder, options) {
                 Ok(model) => vec![Candidate { name: coreai::NAME.into(), model, layers: false }],
                 // no runtime here proves nothing
-                Err(error) if error.fault() == Fault::Platform => {
-                    return Ok(unproven(parity::GATE, &error.to_string()));
-                }
-                Err(error) => return Err(error),
+                Err(error) => return unproven_without_runtime(parity::GATE, Err(error)),
             },
             (None, None) if !bundle.manifest.format.is_coreml() => {
-                return Ok(unproven(parity::GATE, "Apple's Core AI runtime runs the bundle's asset (backend coreai)"));
+                return Ok(unproven(parity::GATE, asset::NEEDS_RUNTIME));
             }
             (None, None) => candidates(folder, &self.precisions)?,
             (Some(units), _) => {
@@ -403,6 +436,14 @@ fn unproven(gate: &str, reason: &str) -> GateReport {
     GateReport::new(gate, vec![Check::unproven("bundle", "it computes what it should", reason)])
 }
 
+/// Report of a gate that Apple's runtime runs: unproven where there is no runtime.
+fn unproven_without_runtime(gate: &str, result: Result<GateReport>) -> Result<GateReport> {
+    match result {
+        Err(error) if error.fault() == Fault::Platform => Ok(unproven(gate, &error.to_string())),
+        other => other,
+    }
+}
+
 /// Report of a gate that runs the bundle. If the bundle is known to be broken, an error means that the gate failed.
 fn tried(before: &[GateReport], gate: &str, result: Result<GateReport>) -> Result<GateReport> {
     let broken = before.iter().any(|gate| gate.verdict == Verdict::Failed);
@@ -455,6 +496,11 @@ fn file_name(path: &Path) -> String {
 /// Whether a path is a compiled model.
 pub fn is_compiled(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "mlmodelc") && path.is_dir()
+}
+
+/// Whether a path is an asset of Core AI.
+pub fn is_asset(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "aimodel") && path.is_dir()
 }
 
 /// Whether a path is a package.

@@ -14,8 +14,8 @@ use anec::coreml::plan::ComputePlan;
 use anec::exec::Precision;
 use anec::report;
 use anec::validate::verdict::{GateReport, GatesReport, Verdict};
-use anec::validate::{parity, residency, verdict};
-use anec::{Gate, Validator, find_bundle, is_compiled, is_package};
+use anec::validate::{asset, parity, residency, verdict};
+use anec::{Bundle, Gate, Validator, find_bundle, is_asset, is_compiled, is_package};
 
 /// Verify a bundle, gate by gate
 ///
@@ -23,14 +23,15 @@ use anec::{Gate, Validator, find_bundle, is_compiled, is_package};
 /// constant is lost in fp16. parity: the program computes a golden's values in calls of every size. residency: every op
 /// prefers the Neural Engine. Without the name of a gate, all of them run.
 ///
-/// An .mlpackage can be given instead of a bundle; parity is then left out, because the meaning of inputs is unknown.
-/// Only the placement of a compiled model (.mlmodelc) can be judged. tools/export_plan.py takes a plan for --plan on a
-/// Mac with coremltools instead of anec.
+/// An .mlpackage or .aimodel can be given instead of a bundle; parity is then left out, because the meaning of inputs
+/// is unknown. Only the placement of a compiled model (.mlmodelc) can be judged. Apple's runtime computes assets of
+/// Core AI, with --backend coreai. tools/export_plan.py takes a plan for --plan on a Mac with coremltools instead of
+/// anec.
 ///
 /// Exit code: 0 all gates passed, 1 a gate failed, 3 a gate could not run here.
 #[derive(Debug, clap::Args)]
 pub struct ValidateArgs {
-    /// Bundle folder, .mlpackage or .mlmodelc [default: the bundle in the current folder]
+    /// Bundle folder, .mlpackage, .aimodel or .mlmodelc [default: the bundle in the current folder]
     path: Option<PathBuf>,
     /// Run the structure gate: packages are complete and well-formed
     #[arg(long)]
@@ -175,6 +176,10 @@ impl ValidateArgs {
         if self.golden.is_none() && unproven(parity::GATE) {
             text.push_str("help: --golden FILE names a golden; `anec golden` computes one\n");
         }
+        let mut checks = report.gates.iter().flat_map(|gate| &gate.checks);
+        if checks.any(|check| check.detail.as_deref() == Some(asset::NEEDS_RUNTIME)) {
+            text.push_str("help: --backend coreai computes the asset, with a Python that has Apple's coreai-core\n");
+        }
         // an asset of Core AI has no plan
         let plan_helps = |gate: &GateReport| gate.gate == residency::GATE && *gate != residency::of_asset();
         if self.plan.is_none() && unproven(residency::GATE) && report.gates.iter().any(plan_helps) {
@@ -185,12 +190,14 @@ impl ValidateArgs {
 
     /// Refuses options that have no effect on what is validated.
     fn check_effects(&self, path: &Path, gates: &BTreeSet<Gate>, core_ml: bool, core_ai: bool) -> Result<()> {
-        let (package, compiled) = (is_package(path), is_compiled(path));
-        let (kind, bundle) = match (package, compiled) {
-            (true, _) => ("a package", false),
-            (_, true) => ("a compiled model", false),
+        let (package, compiled, asset) = (is_package(path), is_compiled(path), is_asset(path));
+        let (kind, bundle) = match (package, compiled, asset) {
+            (true, ..) => ("a package", false),
+            (_, true, _) => ("a compiled model", false),
+            (.., true) => ("an asset of Core AI", false),
             _ => ("the gates that run", true),
         };
+        let of_asset = || asset || Bundle::read(path).is_ok_and(|bundle| !bundle.manifest.format.is_coreml());
         let parity = bundle && gates.contains(&Gate::Parity);
         let numerics = gates.contains(&Gate::Numerics);
         let residency = gates.contains(&Gate::Residency);
@@ -204,9 +211,9 @@ impl ValidateArgs {
             ("--text", self.text.is_some(), bundle && numerics),
             ("--max-tokens", self.max_tokens.is_some(), bundle && numerics),
             ("--backend coreml", core_ml, parity || package && numerics),
-            ("--backend coreai", core_ai, parity || package && numerics),
-            ("--plan", self.plan.is_some(), residency),
-            ("--plan-out", self.plan_out.is_some(), residency),
+            ("--backend coreai", core_ai, parity || numerics && (package || of_asset())),
+            ("--plan", self.plan.is_some(), residency && !asset),
+            ("--plan-out", self.plan_out.is_some(), residency && !asset),
             ("--record", self.record, bundle),
         ];
         match options.into_iter().find(|(_, given, effective)| *given && !effective) {

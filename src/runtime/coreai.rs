@@ -13,10 +13,11 @@ use super::host::HostTables;
 use super::model::LoadedModel;
 use anec_base::Result;
 use anec_bundle::{Bundle, FILE_NAME, FunctionEntry, MASKED, PackageEntry, PortRole};
-use anec_coreai::AssetOptions;
+use anec_coreai::aicode::AiModule;
 use anec_coreai::assemble::assemble;
 use anec_coreai::bridge::{Bridge, BridgeArray, BridgeCall, BridgeElements, BridgeOptions};
 use anec_coreai::lower::LoweringChoices;
+use anec_coreai::{AssetOptions, in_single_precision};
 use anec_exec::{Tensor, TensorData};
 
 /// Name of the backend.
@@ -32,21 +33,50 @@ const LOWERED: &str = "lowered.aimodel";
 /// # Errors
 /// When there is no bundle, it contradicts itself, its packages can't be lowered, or the runtime isn't there.
 pub fn open(folder: &Path, options: &BridgeOptions) -> Result<Arc<LoadedModel>> {
+    let (bundle, backend) = backend(folder, options, Arithmetic::Own)?;
+    let host = Arc::new(HostTables::open(&bundle, folder)?);
+    LoadedModel::new(bundle, folder, host, backend)
+}
+
+/// Precision in which an asset is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arithmetic {
+    /// As the asset says.
+    Own,
+    /// f32 in place of f16, everywhere.
+    Single,
+}
+
+/// The bundle in a folder with its functions in an asset, and the backend over Apple's Core AI runtime for them.
+///
+/// # Errors
+/// Returns any error of [`open`]; an asset with types that aren't understood can't be computed in f32.
+pub fn backend(folder: &Path, options: &BridgeOptions, how: Arithmetic) -> Result<(Bundle, Box<dyn Backend>)> {
     if !folder.join(FILE_NAME).exists() {
         return Err(RuntimeError::NoBundle { path: folder.to_owned() }.into());
     }
     let bundle = Bundle::read(folder)?;
-    let host = Arc::new(HostTables::open(&bundle, folder)?);
-    let (bundle, place) = match bundle.manifest.format.is_coreml() {
-        false => (bundle, AssetPlace { folder: folder.to_owned(), room: None }),
-        true => {
+    let made = |name: &str, module: &AiModule| -> Result<AssetPlace> {
+        let room = tempfile::tempdir().map_err(anec_base::FileError::of(folder, "create a temporary folder"))?;
+        let single = (how == Arithmetic::Single).then(|| in_single_precision(module)).transpose()?;
+        let asset = room.path().join(name);
+        anec_coreai::write(single.as_ref().unwrap_or(module), &asset, &AssetOptions::default())?;
+        Ok(AssetPlace { folder: room.path().to_owned(), room: Some(room) })
+    };
+    let (bundle, place) = match (bundle.manifest.format.is_coreml(), how) {
+        (false, Arithmetic::Own) => (bundle, AssetPlace { folder: folder.to_owned(), room: None }),
+        (false, Arithmetic::Single) => {
+            let asset = asset_of(&bundle);
+            let place = made(&asset, &anec_coreai::open(&folder.join(&asset))?.module)?;
+            (bundle, place)
+        }
+        (true, _) => {
             // Apple's CPU runtime adds up half-precision products in half precision
             let choices = LoweringChoices::wide_products(!options.system);
             let assembly = assemble(&bundle, folder, LOWERED, choices)?;
-            let room = tempfile::tempdir().map_err(anec_base::FileError::of(folder, "create a temporary folder"))?;
-            anec_coreai::write(&assembly.module, &room.path().join(LOWERED), &AssetOptions::default())?;
+            let place = made(LOWERED, &assembly.module)?;
             let asset = PackageEntry { package: LOWERED.into(), compiled: None, weight_bytes: 0, files: Vec::new() };
-            (assembly.in_bundle(&bundle, asset), AssetPlace { folder: room.path().to_owned(), room: Some(room) })
+            (assembly.in_bundle(&bundle, asset), place)
         }
     };
     let shared = Shared {
@@ -59,7 +89,12 @@ pub fn open(folder: &Path, options: &BridgeOptions) -> Result<Arc<LoadedModel>> 
     let backend = CoreAiBackend { shared: Arc::new(shared) };
     // report a missing runtime or a refused asset before the first call
     drop(backend.shared.bridge()?);
-    LoadedModel::new(bundle, folder, host, Box::new(backend))
+    Ok((bundle, Box::new(backend)))
+}
+
+/// Name of a bundle's asset.
+fn asset_of(bundle: &Bundle) -> String {
+    bundle.functions.first().map(|entry| entry.package.clone()).unwrap_or_default()
 }
 
 /// Where assets are; a temporary folder is removed with this.
@@ -93,8 +128,7 @@ impl Shared {
     /// The runtime, which loads the asset when it is first needed.
     fn bridge(&self) -> Result<MutexGuard<'_, Bridge>> {
         if self.bridge.get().is_none() {
-            let asset = self.bundle.functions.first().map(|entry| entry.package.clone()).unwrap_or_default();
-            let bridge = Bridge::open(&self.place.folder.join(asset), &self.options)?;
+            let bridge = Bridge::open(&self.place.folder.join(asset_of(&self.bundle)), &self.options)?;
             let _ = self.bridge.set(Arc::new(Mutex::new(bridge)));
         }
         match self.bridge.get() {

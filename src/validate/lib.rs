@@ -33,12 +33,14 @@
 //! | [`perplexity`](mod@perplexity) | perplexity of a text |
 //! | [`prompts`] | built-in texts |
 //! | [`migration`] | a migrated package against its Core AI asset |
+//! | [`asset`] | gates of assets of Core AI that anec didn't make |
 //! | [`third_party`] | gates of packages that anec didn't make |
 //! | `golden` | results of a reference |
 //! | `measure` | distance measures of vectors |
 
 #![forbid(unsafe_code)]
 
+pub mod asset;
 pub mod bisect;
 mod golden;
 pub mod lint;

@@ -1,6 +1,8 @@
 //! The numerics gate: the effect of fp16 on a model. The [lint](super::lint) reads the program. This module runs it
 //! over a text in f32 and with every result rounded to fp16 (infinite beyond 65504), and compares layer by layer. The
 //! Neural Engine's additional effects are simulated (`simulation`).
+//!
+//! An asset of Core AI holds no MIL. Apple's runtime computes it as it is and in f32; functions are compared as wholes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -20,8 +22,10 @@ use super::verdict::{Check, GateReport, listed};
 use super::watch::{Log, ValueRange};
 use anec_base::Result;
 use anec_bundle::{Bundle, Stage, layer_of};
+use anec_coreai::bridge::BridgeOptions;
 use anec_exec::Precision;
-use anec_runtime::{HostTables, LoadedModel, PackageStore};
+use anec_runtime::coreai::{self, Arithmetic};
+use anec_runtime::{Hidden, HostTables, LoadedModel, PackageStore};
 
 /// Name of the gate.
 pub const GATE: &str = "numerics";
@@ -54,14 +58,11 @@ pub fn numerics(bundle: &Bundle, folder: &Path, tokens: &[u32], thresholds: &Num
         let texts = texts(bundle, *context, tokens);
         // in parallel, because each has single-threaded phases
         let (traces, check) = rayon::join(
-            || texts.iter().map(|text| Traces::of(bundle, folder, *context, text)).collect::<Vec<_>>(),
+            || texts.iter().map(|text| Traces::watched(bundle, folder, *context, text)).collect::<Vec<_>>(),
             || simulation(bundle, folder, *context, &texts[0], &places, thresholds),
         );
         for (text, traces) in texts.iter().zip(traces) {
-            let subject = match texts.len() {
-                1 => format!("context {context}"),
-                _ => format!("context {context}, {} tokens", text.len()),
-            };
+            let subject = subject(*context, text, texts.len());
             match traces {
                 Ok(traces) => {
                     run.extend(traces.functions());
@@ -78,6 +79,67 @@ pub fn numerics(bundle: &Bundle, folder: &Path, tokens: &[u32], thresholds: &Num
     checks.push(coverage(bundle, &run));
     checks.extend(simulated);
     Ok(GateReport::new(GATE, checks))
+}
+
+/// Checks the asset of the bundle in `folder` on `tokens`, on Apple's runtime.
+///
+/// # Errors
+/// If the runtime isn't there, or can't compute the asset.
+pub fn numerics_of_asset(
+    bundle: &Bundle,
+    folder: &Path,
+    tokens: &[u32],
+    thresholds: &NumericsThresholds,
+    options: &BridgeOptions,
+) -> Result<GateReport> {
+    let (single, half) = rayon::join(
+        || AssetTracer::open(folder, options, Arithmetic::Single),
+        || AssetTracer::open(folder, options, Arithmetic::Own),
+    );
+    let (single, half) = (single?, half?);
+    let mut places = BTreeMap::<String, BTreeMap<String, Places>>::new();
+    for entry in &bundle.functions {
+        places.entry(entry.package.clone()).or_default().insert(entry.function.clone(), Places::of_outputs(entry));
+    }
+    let (mut checks, mut run) = (Vec::new(), BTreeSet::new());
+    for context in &bundle.model.contexts {
+        let texts = texts(bundle, *context, tokens);
+        for text in &texts {
+            let (single, half) = rayon::join(|| single.trace(*context, text), || half.trace(*context, text));
+            let traces = Traces { single: single?, half: half?, inside: false };
+            run.extend(traces.functions());
+            checks.extend(traces.checks(subject(*context, text, texts.len()), bundle, &places, thresholds));
+        }
+    }
+    checks.push(coverage(bundle, &run));
+    Ok(GateReport::new(GATE, checks))
+}
+
+/// A bundle's asset on Apple's runtime, whose outputs are recorded.
+struct AssetTracer {
+    model: Arc<LoadedModel>,
+    log: Log,
+}
+
+impl AssetTracer {
+    fn open(folder: &Path, options: &BridgeOptions, how: Arithmetic) -> Result<Self> {
+        let (bundle, backend) = coreai::backend(folder, options, how)?;
+        let (log, host) = (Log::default(), Arc::new(HostTables::open(&bundle, folder)?));
+        let backend = log.outputs(&bundle, backend);
+        Ok(AssetTracer { model: LoadedModel::new(bundle, folder, host, Box::new(backend))?, log })
+    }
+
+    fn trace(&self, context: u64, tokens: &[u32]) -> Result<Trace> {
+        trace(&self.model, &self.log, context, tokens, Hidden::BetweenFunctions)
+    }
+}
+
+/// Name of a text, one of `count`.
+fn subject(context: u64, text: &[u32], count: usize) -> String {
+    match count {
+        1 => format!("context {context}"),
+        _ => format!("context {context}, {} tokens", text.len()),
+    }
 }
 
 /// Texts that reach every function of a context, at least one. If a text must fit into one call, there is one text for
@@ -117,17 +179,19 @@ fn coverage(bundle: &Bundle, run: &BTreeSet<usize>) -> Check {
 struct Traces {
     single: Trace,
     half: Trace,
+    /// Whether values inside functions were seen, or outputs only.
+    inside: bool,
 }
 
 impl Traces {
-    fn of(bundle: &Bundle, folder: &Path, context: u64, tokens: &[u32]) -> Result<Self> {
+    fn watched(bundle: &Bundle, folder: &Path, context: u64, tokens: &[u32]) -> Result<Self> {
         let programs = WatchedPrograms::open(bundle, folder)?;
         let run = |precision| -> Result<Trace> {
             let log = Log::default();
-            trace(&programs.model(precision, &log)?, &log, context, tokens)
+            trace(&programs.model(precision, &log)?, &log, context, tokens, Hidden::BetweenLayers)
         };
         let (single, half) = rayon::join(|| run(Precision::F32), || run(Precision::F16));
-        Ok(Traces { single: single?, half: half? })
+        Ok(Traces { single: single?, half: half?, inside: true })
     }
 
     fn functions(&self) -> impl Iterator<Item = usize> + '_ {
@@ -156,6 +220,11 @@ impl Traces {
                 }
             }
             let groups: Vec<(String, Option<usize>)> = match entry.stage {
+                // of an asset, the last layer's output is seen
+                Stage::Layers { first, end } if !self.inside => {
+                    vec![(format!("layers {first} to {}", end - 1), Some(end - 1))]
+                }
+                Stage::Model { .. } if !self.inside => vec![("the whole model".to_owned(), None)],
                 Stage::Layers { first, end } => {
                     (first..end).map(|layer| (format!("layer {layer}"), Some(layer))).collect()
                 }
@@ -181,7 +250,7 @@ impl Traces {
                             Stage::Head { .. } | Stage::Model { .. } => false,
                         },
                     };
-                    let counts = |value: &str| mine(value) && !places.masked.contains(value);
+                    let counts = |value: &str| !self.inside || mine(value) && !places.masked.contains(value);
                     values.iter().filter(|(value, _)| counts(value)).map(|(n, e)| (n.clone(), *e)).collect()
                 };
                 let measures = match layer {
@@ -202,6 +271,10 @@ impl Traces {
     /// Compares the logits of a piece of the head.
     fn head(&self, bundle: &Bundle, stage: &Stage) -> LogitMeasures {
         let Some(Range { start: first, end }) = stage.head_rows() else { return LogitMeasures::of(&[], &[], 1) };
+        let width = self.half.largest;
+        if width > 0 {
+            return LogitMeasures::of(&self.half.logits, &self.single.logits, width);
+        }
         let piece = |logits: &[f32]| -> Vec<f32> {
             let rows = logits.chunks_exact(bundle.model.head_rows() as usize);
             rows.flat_map(|row| &row[first as usize..end as usize]).copied().collect()
@@ -298,7 +371,7 @@ pub fn residual_scale(bundle: &Bundle, folder: &Path, tokens: &[u32]) -> Result<
     let log = Log::default();
     let backend = log.backend(PackageStore::of(bundle, folder), Precision::F32);
     let model = LoadedModel::new(bundle.clone(), folder, host, Box::new(backend))?;
-    let seen = trace(&model, &log, model.context(), tokens)?.seen;
+    let seen = trace(&model, &log, model.context(), tokens, Hidden::BetweenLayers)?.seen;
     let mut largest = 0f32;
     for (function, values) in seen {
         let entry = &bundle.functions[function];

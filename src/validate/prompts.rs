@@ -48,7 +48,6 @@ fn divided(file: &str) -> Vec<(&str, &str)> {
 ///
 /// # Errors
 /// If the bundle's tokenizer can't be read.
-/// When the bundle's tokenizer can't be read.
 pub fn tokens(bundle: &Bundle, folder: &Path, count: usize) -> Result<Vec<u32>> {
     let context = bundle.model.contexts.iter().min().copied().unwrap_or(1);
     let count = count.min(usize::try_from(context).unwrap_or(usize::MAX));

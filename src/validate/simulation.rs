@@ -16,6 +16,7 @@ use anec_advice::arithmetic::published_effects;
 use anec_base::Result;
 use anec_bundle::Bundle;
 use anec_exec::{EngineEffect, EngineEffects, Precision};
+use anec_runtime::Hidden;
 
 /// Number of tokens; few, because simulated sums are slow.
 const TOKENS: usize = 32;
@@ -47,7 +48,7 @@ pub(super) fn simulation(
     let programs = WatchedPrograms::open(bundle, folder)?;
     let run = |precision| -> Result<(Trace, Samples)> {
         let log = Log::sampling(programs.calls(context, tokens.len()));
-        let trace = trace(&programs.model(precision, &log)?, &log, context, tokens)?;
+        let trace = trace(&programs.model(precision, &log)?, &log, context, tokens, Hidden::BetweenLayers)?;
         Ok((trace, log.samples()))
     };
     let (half, engine) = rayon::join(|| run(Precision::F16), || run(Precision::ANE));
@@ -101,7 +102,7 @@ pub fn first_deviation(
     let context = context.or(bundle.model.contexts.last().copied()).unwrap_or(1);
     let run = |precision| -> Result<Samples> {
         let log = Log::sampling(programs.calls(context, tokens.len()));
-        trace(&programs.model(precision, &log)?, &log, context, tokens)?;
+        trace(&programs.model(precision, &log)?, &log, context, tokens, Hidden::BetweenLayers)?;
         Ok(log.samples())
     };
     let mut places: BTreeMap<String, BTreeMap<String, Places>> = BTreeMap::new();

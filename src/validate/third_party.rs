@@ -102,9 +102,9 @@ fn size(function: &Function, fixed: &Function) -> String {
     shape.map_or_else(String::new, |(name, shape)| format!(", {name} {shape:?}"))
 }
 
-/// Parity gate of a package. The meaning of its inputs isn't known, so a golden can't be compared.
+/// Parity gate of a package or an asset. The meaning of its inputs isn't known, so a golden can't be compared.
 pub fn parity(name: &str) -> GateReport {
-    let reason = "a package doesn't say what its inputs mean; parity is for bundles";
+    let reason = "it doesn't say what its inputs mean; parity is for bundles";
     GateReport::new(super::parity::GATE, vec![Check::unproven(name, "it agrees with a golden", reason)])
 }
 
@@ -269,7 +269,7 @@ fn made_up(value: &Value, seed: u64) -> Result<Tensor, String> {
 }
 
 /// Numbers from -1 to 1.
-fn noise(seed: u64, count: usize) -> Vec<f32> {
+pub(super) fn noise(seed: u64, count: usize) -> Vec<f32> {
     let mut random = SplitMix64::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
     (0..count).map(|_| (random.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0).collect()
 }

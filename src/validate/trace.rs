@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::watch::{Log, SeenRanges};
 use anec_base::Result;
-use anec_bundle::{Bundle, PortRole};
+use anec_bundle::{Bundle, FunctionEntry, PortRole};
 use anec_exec::Precision;
 use anec_mil::{Function, ValueId};
 use anec_runtime::classify::windows::Windows;
@@ -34,6 +34,12 @@ fn is_mask(role: &PortRole) -> bool {
 }
 
 impl Places {
+    /// Hidden states among the outputs of a function, if only those are seen.
+    pub(super) fn of_outputs(entry: &FunctionEntry) -> Self {
+        let hidden = entry.outputs.iter().filter(|port| port.role == PortRole::Hidden);
+        Places { stream: hidden.map(|port| port.name.clone()).collect(), ..Default::default() }
+    }
+
     pub(super) fn of(bundle: &Bundle, package: &str, function: &Function) -> Self {
         let entry = bundle.functions.iter().find(|entry| entry.package == package && entry.function == function.name);
         let inputs = |wanted: fn(&PortRole) -> bool| -> BTreeSet<ValueId> {
@@ -106,24 +112,34 @@ pub(super) struct Trace {
     pub(super) seen: SeenRanges,
     /// Hidden states between the layers.
     pub(super) hidden: Vec<Vec<f32>>,
+    /// Logits of all tokens, or the largest ones.
     pub(super) logits: Vec<f32>,
+    /// Number of the largest logits of a position; 0 if `logits` has all.
+    pub(super) largest: usize,
 }
 
-/// Runs `tokens` through the functions of a context.
-pub(super) fn trace(model: &Arc<LoadedModel>, log: &Log, context: u64, tokens: &[u32]) -> Result<Trace> {
+/// Runs `tokens` through the functions of a context, and records hidden states.
+pub(super) fn trace(
+    model: &Arc<LoadedModel>,
+    log: &Log,
+    context: u64,
+    tokens: &[u32],
+    hidden: Hidden,
+) -> Result<Trace> {
     let tokens = &tokens[..tokens.len().min(context as usize)];
     if model.bundle().model.band().is_some() {
         // without overlapping windows a text is at most one window long
         let window = model.bundle().model.classification().filter(|of| of.stride == 0).map(|of| of.window);
         let most = window.or(model.longest_text()).map_or(tokens.len(), |most| most as usize);
-        let answer = Windows::new(model, None, Hidden::BetweenLayers)?.label(&tokens[..tokens.len().min(most)])?;
-        return Ok(Trace { seen: log.take(), hidden: answer.hidden, logits: answer.logits });
+        let answer = Windows::new(model, None, hidden)?.label(&tokens[..tokens.len().min(most)])?;
+        return Ok(Trace { seen: log.take(), hidden: answer.hidden, logits: answer.logits, largest: 0 });
     }
     let mut session = model.start(context)?;
     let chunking = every_function(model.bundle(), context);
-    let ask = ForwardOptions::all(chunking).recording(Hidden::BetweenLayers);
+    let ask = ForwardOptions::all(chunking).recording(hidden).largest(!model.gives_logits());
     let answer = session.forward(tokens, &ask)?;
-    Ok(Trace { seen: log.take(), hidden: answer.hidden, logits: answer.logits })
+    let largest = model.largest_logits().filter(|_| !model.gives_logits()).unwrap_or(0);
+    Ok(Trace { seen: log.take(), hidden: answer.hidden, logits: answer.logits, largest })
 }
 
 /// Calls that reach the functions of every number of tokens, large ones first.

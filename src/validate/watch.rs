@@ -1,13 +1,14 @@
-//! Records the magnitudes of all values while functions run on the CPU executor.
+//! Records the magnitudes of all values while functions run on the CPU executor, and of outputs elsewhere.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use indexmap::IndexMap;
 
+use anec_bundle::Bundle;
 use anec_exec::{Precision, Tensor};
 use anec_kernels::distance::largest_magnitude_bits;
-use anec_runtime::{CpuBackend, InterceptedBackend, PackageStore};
+use anec_runtime::{Backend, CpuBackend, InterceptedBackend, Interceptor, PackageStore};
 
 /// Range of one value over all calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -82,6 +83,18 @@ impl Log {
         let log = self.clone();
         let note = move |function, name: &str, tensor: &Tensor| log.note(function, name, tensor);
         InterceptedBackend::observed(Arc::new(CpuBackend::unfused(programs, precision)), Arc::new(note))
+    }
+
+    /// Backend whose outputs are recorded in this log, by their names in the bundle.
+    pub(super) fn outputs(&self, bundle: &Bundle, inner: Box<dyn Backend>) -> InterceptedBackend {
+        let (log, functions) = (self.clone(), bundle.functions.clone());
+        let note: Interceptor = Arc::new(move |sequence, function, inputs, _| {
+            let outputs = sequence.run(function, inputs, None)?;
+            let ports = functions.get(function).map_or(&[][..], |entry| &entry.outputs);
+            ports.iter().zip(&outputs).for_each(|(port, tensor)| log.note(function, &port.name, tensor));
+            Ok(outputs)
+        });
+        InterceptedBackend::new(inner.into(), note)
     }
 
     fn note(&self, function: usize, name: &str, tensor: &Tensor) {
