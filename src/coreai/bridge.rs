@@ -118,8 +118,8 @@ pub struct DescribedValue {
     pub name: String,
     /// Element type: `float16`, `int32`, …
     pub dtype: String,
-    /// Shape.
-    pub shape: Vec<u64>,
+    /// Shape; -1 is a dynamic dimension.
+    pub shape: Vec<i64>,
 }
 
 /// A function, as the runtime describes it.

@@ -11,7 +11,7 @@ use crate::aicode::{
     AiAttribute, AiBlock, AiModule, AiOp, AiRegion, AiResource, AiType, AttributeId, Blob, Constraints, ElementType,
     NAME, StringId, TypeId, form,
 };
-use crate::bytecode::push_varint;
+use crate::bytecode::{ByteCursor, push_varint};
 
 /// Size of the largest constant that is written into the attributes; larger ones become resources.
 ///
@@ -205,6 +205,28 @@ impl ModuleBuilder {
         attribute
     }
 
+    /// A type by its index.
+    pub(crate) fn type_of(&self, id: TypeId) -> Option<&AiType> {
+        self.types.get_index(id.0 as usize)
+    }
+
+    /// The name of an operation by its index.
+    pub(crate) fn op_name(&self, name: u32) -> &'static str {
+        self.op_names.get_index(name as usize).copied().unwrap_or_default()
+    }
+
+    /// The bytes of a resource.
+    pub(crate) fn resource_of(&self, index: u32) -> Option<&Blob> {
+        self.resources.get(index as usize).map(|resource| &resource.blob)
+    }
+
+    /// The attribute of an operation whose only property it is.
+    pub(crate) fn only_property(&self, op: &AiOp) -> Option<&AiAttribute> {
+        let bytes = self.properties.get_index(op.properties? as usize)?;
+        let index = ByteCursor::new(bytes, 0).varint().ok()?;
+        self.attributes.get_index(usize::try_from(index).ok()?)
+    }
+
     /// Encoded properties of an operation.
     fn encode_properties(&mut self, properties: &[Property]) -> u32 {
         let mut bytes = Vec::new();
@@ -277,7 +299,7 @@ impl ModuleBuilder {
             Property::Required(self.array(Vec::new())),
             Property::Required(self.value_names(results)),
         ];
-        let graph = self.op("dataflow.graph_v1", &properties, &[], &[], vec![body.region(self.location)]);
+        let graph = self.op("dataflow.graph_v1", &properties, &[], &[], vec![body.region(self)]);
         self.graphs.push(graph);
     }
 
@@ -289,7 +311,7 @@ impl ModuleBuilder {
         let region = AiRegion { values: 0, blocks: vec![AiBlock { arguments: Vec::new(), ops: graphs }] };
         let properties = [Property::Optional(None), Property::Optional(Some(version))];
         let asset = self.op("serialization.asset", &properties, &[], &[], vec![region]);
-        AiModule {
+        let mut module = AiModule {
             producer: PRODUCER.to_owned(),
             strings: self.strings.into_iter().collect(),
             types: self.types.into_iter().collect(),
@@ -298,7 +320,10 @@ impl ModuleBuilder {
             properties: self.properties.into_iter().collect(),
             resources: self.resources,
             ops: vec![asset],
-        }
+        };
+        // those of sizes at which a flexible function was lowered
+        module.empty_unused_resources();
+        module
     }
 }
 
@@ -331,19 +356,32 @@ impl BodyBuilder {
         results: &[TypeId],
         regions: Vec<AiRegion>,
     ) -> u32 {
-        self.ops.push(module.op(name, properties, operands, results, regions));
+        let op = module.op(name, properties, operands, results, regions);
+        self.push(op)
+    }
+
+    /// Adds an operation of the same module; gives the number of its first result.
+    pub(crate) fn push(&mut self, op: AiOp) -> u32 {
         let first = self.values;
-        self.values += results.len() as u32;
+        self.values += op.results.len() as u32;
+        self.ops.push(op);
         first
+    }
+
+    /// The operations so far.
+    pub(crate) fn ops(&self) -> &[AiOp] {
+        &self.ops
     }
 
     /// Ends the body of an operation with what it yields.
     pub fn yielding(mut self, module: &mut ModuleBuilder, values: &[u32]) -> AiRegion {
         self.op(module, "dataflow.yield_v1", &[], values, &[], Vec::new());
-        self.region(module.location)
+        self.region(module)
     }
 
-    fn region(self, location: AttributeId) -> AiRegion {
+    /// The body as a region.
+    pub(crate) fn region(self, module: &ModuleBuilder) -> AiRegion {
+        let location = module.location;
         let arguments = self.arguments.into_iter().map(|ty| (ty, Some(location))).collect();
         AiRegion { values: u64::from(self.values), blocks: vec![AiBlock { arguments, ops: self.ops }] }
     }

@@ -1,14 +1,15 @@
 //! MIL to `aicode`. MIL stays the only description of a graph: an operator of MIL becomes the operations that compute
 //! the same.
 //!
-//! Shapes are fixed: a function with symbolic sizes is lowered once for each size. Operators whose form `aicode` names
-//! after what they compute ("composite") carry their definition as a body, so that a system that doesn't know the name
-//! can compute it.
+//! A function with ranges of sizes gets dynamic dimensions, where its operators can have them. Operators whose form
+//! `aicode` names after what they compute ("composite") carry their definition as a body, so that a system that doesn't
+//! know the name can compute it.
 
 mod arithmetic;
 mod composite;
 mod context;
 mod convolution;
+mod flexible;
 mod fold;
 mod image;
 mod indexing;
@@ -30,6 +31,9 @@ use crate::aicode::{AiModule, Constraints};
 use crate::builder::{GraphKind, ModuleBuilder};
 use crate::error::CoreAiError;
 use context::{Lowering, Tensor};
+
+/// Words of a problem that fixed sizes avoid.
+pub const DYNAMIC: &str = "with a dynamic dimension";
 
 /// How programs are lowered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,11 +60,13 @@ impl LoweringChoices {
 pub struct LoweringPlan {
     module: ModuleBuilder,
     choices: LoweringChoices,
-    memory: BTreeMap<String, Constraints>,
+    memory: Memory,
     problems: BTreeSet<String>,
     names: BTreeSet<String>,
 }
 
+/// Constraints on the memory of inputs, states and outputs, by name.
+type Memory = BTreeMap<String, Constraints>;
 /// Results of an operator, or the part that can't be expressed.
 type Lowered = std::result::Result<Vec<Tensor>, String>;
 /// Lowers an operator.
@@ -108,7 +114,7 @@ impl LoweringPlan {
         }
     }
 
-    /// Adds a function under a name. All its shapes must be fixed.
+    /// Adds a function under a name. Ranges become dynamic dimensions; all other shapes must be fixed.
     ///
     /// # Errors
     /// [`CoreAiError::Unsupported`] names everything in the function that can't be expressed. The plan must not be
@@ -128,7 +134,12 @@ impl LoweringPlan {
             self.problems.insert(format!("two functions called `{name}`"));
             return;
         }
-        match Lowering::lower(&mut self.module, self.choices, &self.memory, function) {
+        let (module, choices, memory) = (&mut self.module, self.choices, &self.memory);
+        let lowered = match function.lengths.is_empty() {
+            true => Lowering::lower(module, choices, memory, function),
+            false => flexible::lower(module, choices, memory, function),
+        };
+        match lowered {
             Ok(graph) => {
                 self.module.graph(name, GraphKind::default(), &graph.arguments, &graph.results, graph.body);
             }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anec_base::Result;
-use anec_mil::{DataType, Function, Op, SymbolRange};
+use anec_mil::{DataType, Function, Op, Symbol, SymbolRange};
 use anec_package::Package;
 use anec_package::interface::Interface;
 
@@ -12,8 +12,6 @@ use crate::asset::AssetMetadata;
 use crate::error::CoreAiError;
 use crate::lower::{LoweringChoices, LoweringPlan};
 
-/// A range of at most this many sizes gets a function for each of them.
-const SMALL_RANGE: u64 = 8;
 /// Most functions that one function of the package becomes.
 const MOST_FUNCTIONS: usize = 256;
 
@@ -21,8 +19,8 @@ const MOST_FUNCTIONS: usize = 256;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct MigrateOptions {
-    /// Sizes of each symbol, each of which gets a function. Symbols that aren't named get all sizes of an enumeration
-    /// or of a small range, and the default of a larger one.
+    /// Sizes of each symbol, each of which gets a function. Of symbols that aren't named, an enumeration gets a
+    /// function for each of its sizes, and a range becomes a dynamic dimension.
     pub sizes: BTreeMap<String, Vec<u64>>,
     /// How programs are lowered.
     pub choices: LoweringChoices,
@@ -34,7 +32,7 @@ pub struct Migration {
     pub module: AiModule,
     /// Metadata of the package.
     pub metadata: AssetMetadata,
-    /// Functions of the asset, with their fixed shapes.
+    /// Functions of the asset, with their fixed shapes and their ranges.
     pub functions: Vec<MigratedFunction>,
     /// Notes for the user.
     pub notes: Vec<String>,
@@ -45,7 +43,7 @@ pub struct Migration {
 pub struct MigratedFunction {
     /// Name in the asset.
     pub name: String,
-    /// The function in MIL with fixed shapes.
+    /// The function in MIL. Its ranges are dynamic dimensions of the asset.
     pub function: Function,
 }
 
@@ -56,9 +54,9 @@ pub struct MigratedFunction {
 /// a package doesn't allow.
 pub fn migrate(package: &Package, options: &MigrateOptions) -> Result<Migration> {
     let mut problems: Vec<String> = package.interfaces.iter().flat_map(special_features).collect();
-    let (mut functions, mut notes) = (Vec::new(), Vec::new());
+    let mut functions = Vec::new();
     for function in &package.program.functions {
-        match sized(function, options, &mut notes) {
+        match sized(function, options) {
             Ok(sized) => functions.extend(sized),
             Err(problem) => problems.push(format!("function `{}`: {problem}", function.name)),
         }
@@ -82,7 +80,7 @@ pub fn migrate(package: &Package, options: &MigrateOptions) -> Result<Migration>
     if !problems.is_empty() {
         return Err(CoreAiError::Unsupported { problems }.into());
     }
-    notes.extend(wide_notes(&functions));
+    let notes = [range_notes(&functions), wide_notes(&functions)].concat();
     let own = &package.metadata;
     let mut custom = own.user_defined.clone();
     if !own.version.is_empty() {
@@ -106,11 +104,7 @@ fn special_features(interface: &Interface) -> Vec<String> {
 }
 
 /// The function at each combination of sizes.
-fn sized(
-    function: &Function,
-    options: &MigrateOptions,
-    notes: &mut Vec<String>,
-) -> std::result::Result<Vec<MigratedFunction>, String> {
+fn sized(function: &Function, options: &MigrateOptions) -> std::result::Result<Vec<MigratedFunction>, String> {
     let mut out = vec![MigratedFunction { name: function.name.clone(), function: function.clone() }];
     for (symbol, range) in &function.lengths {
         let sizes = match options.sizes.get(symbol.name()) {
@@ -120,14 +114,7 @@ fn sized(
             },
             None => match range {
                 SymbolRange::Enumerated(sizes) => sizes.clone(),
-                SymbolRange::Range { lower, upper: Some(upper), .. } if upper - lower < SMALL_RANGE => {
-                    (*lower..=*upper).collect()
-                }
-                SymbolRange::Range { default, .. } => {
-                    let name = symbol.name();
-                    notes.push(format!("`{}` is migrated for {name} = {default} alone", function.name));
-                    vec![*default]
-                }
+                SymbolRange::Range { .. } => continue,
             },
         };
         if out.len().saturating_mul(sizes.len()) > MOST_FUNCTIONS {
@@ -145,6 +132,24 @@ fn sized(
             .collect();
     }
     Ok(out)
+}
+
+/// Notes about ranges, whose ends an asset doesn't hold.
+fn range_notes(functions: &[MigratedFunction]) -> Vec<String> {
+    let noted = functions.iter().flat_map(|function| function.function.lengths.iter().map(move |of| (function, of)));
+    let note = |(function, (symbol, range)): (&MigratedFunction, (&Symbol, &SymbolRange))| {
+        let sizes = match range {
+            SymbolRange::Range { lower, upper: Some(upper), .. } => format!("{lower} to {upper}"),
+            SymbolRange::Range { lower, upper: None, .. } => format!("{lower} or more"),
+            SymbolRange::Enumerated(sizes) => format!("{sizes:?}"),
+        };
+        format!(
+            "`{}` has the dynamic dimension {} ({sizes} in the package), which the Neural Engine doesn't take",
+            function.name,
+            symbol.name()
+        )
+    };
+    noted.map(note).collect()
 }
 
 /// Notes about operators in f32.

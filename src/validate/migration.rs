@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use super::sizes::sizes;
 use super::verdict::Check;
 use anec_base::{Fault, FileError, Result, SplitMix64};
 use anec_coreai::AssetOptions;
@@ -13,7 +14,7 @@ use anec_coreai::bridge::{Bridge, BridgeArray, BridgeCall, BridgeOptions};
 use anec_coreai::lower::LoweringChoices;
 use anec_coreai::migrate::{MigrateOptions, MigratedFunction, migrate};
 use anec_exec::{Executable, Precision, State, Tensor, TensorData, WeightCache};
-use anec_mil::{DataType, Value};
+use anec_mil::{DataType, Function, SymbolRange, Value};
 use anec_package::Package;
 use anec_runtime::coreai::{bridge_array, bridge_tensor};
 
@@ -52,6 +53,11 @@ pub fn checks(name: &str, package: &Package, options: &BridgeOptions) -> Result<
     let subject = |function: &str| format!("{name}, {function}, Core AI");
     let unproven = |reason: String| Ok(vec![Check::unproven(format!("{name}, Core AI"), CLAIM, reason)]);
     let mut how = MigrateOptions::default();
+    for function in &package.program.functions {
+        // fixed sizes, which every program can have
+        let default = |range: &SymbolRange| vec![range.default_size()];
+        how.sizes.extend(function.lengths.iter().map(|(symbol, range)| (symbol.name().to_owned(), default(range))));
+    }
     // Apple's CPU runtime adds up half-precision products in half precision
     how.choices = LoweringChoices::wide_products(!options.system);
     let migrated = match migrate(package, &how) {
@@ -76,7 +82,7 @@ pub fn checks(name: &str, package: &Package, options: &BridgeOptions) -> Result<
     }
 }
 
-/// Compares every function of an asset with the MIL that it was made from.
+/// Compares every function of an asset with the MIL that it was made from; ranges at their ends and their default.
 ///
 /// # Errors
 /// When a function can't be computed on one of the two sides, or the runtime isn't there.
@@ -85,30 +91,9 @@ pub fn compare(functions: &[MigratedFunction], asset: &Path, options: &BridgeOpt
     let cache = WeightCache::new();
     let mut out = Vec::new();
     for MigratedFunction { name, function } in functions {
-        let executable = Executable::compile(function, Precision::F32, &cache)?;
-        let mut state = executable.new_state();
-        bridge.forget(SEQUENCE)?;
         let mut agreement = Agreement { function: name.clone(), agrees: true, cosine: 1.0, difference: 0.0 };
-        for call in 0..CALLS {
-            let inputs: Vec<(String, Tensor)> = function
-                .tensor_inputs()
-                .enumerate()
-                .map(|(index, value)| (value.name.clone(), random(value, 31 * call + index as u64)))
-                .collect();
-            let given: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (&name[..], tensor)).collect();
-            let expected = executable.run(&given, &mut state)?;
-            let request = BridgeCall {
-                function: name,
-                sequence: SEQUENCE,
-                inputs: inputs.iter().map(|(name, tensor)| bridge_array(name, tensor)).collect(),
-                states: function.states().map(|state| (state.name.clone(), state.name.clone())).collect(),
-                outputs: expected.iter().map(|(name, _)| name.clone()).collect(),
-            };
-            let found = bridge.call(&request)?;
-            for ((_, expected), found) in expected.iter().zip(&found) {
-                agreement.add(expected, found);
-            }
-            agreement.add_states(function.states(), &mut state, &mut bridge)?;
+        for fixed in sizes(function) {
+            agreement.add_function(&fixed, &mut bridge, &cache)?;
         }
         out.push(agreement);
     }
@@ -143,6 +128,35 @@ fn numbers(tensor: &Tensor) -> Vec<f64> {
 }
 
 impl Agreement {
+    /// Adds the calls of a function with fixed shapes.
+    fn add_function(&mut self, function: &Function, bridge: &mut Bridge, cache: &WeightCache) -> Result<()> {
+        let executable = Executable::compile(function, Precision::F32, cache)?;
+        let mut state = executable.new_state();
+        bridge.forget(SEQUENCE)?;
+        for call in 0..CALLS {
+            let inputs: Vec<(String, Tensor)> = function
+                .tensor_inputs()
+                .enumerate()
+                .map(|(index, value)| (value.name.clone(), random(value, 31 * call + index as u64)))
+                .collect();
+            let given: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (&name[..], tensor)).collect();
+            let expected = executable.run(&given, &mut state)?;
+            let request = BridgeCall {
+                function: &self.function,
+                sequence: SEQUENCE,
+                inputs: inputs.iter().map(|(name, tensor)| bridge_array(name, tensor)).collect(),
+                states: function.states().map(|state| (state.name.clone(), state.name.clone())).collect(),
+                outputs: expected.iter().map(|(name, _)| name.clone()).collect(),
+            };
+            let found = bridge.call(&request)?;
+            for ((_, expected), found) in expected.iter().zip(&found) {
+                self.add(expected, found);
+            }
+            self.add_states(function.states(), &mut state, bridge)?;
+        }
+        Ok(())
+    }
+
     fn add(&mut self, expected: &Tensor, found: &BridgeArray) {
         let same_shape = expected.shape[..] == found.shape[..];
         let found = numbers(&bridge_tensor(found.clone()));

@@ -8,8 +8,8 @@ use anec_mil::{Binding, Constant, Data, Function, Op, TensorType, ValueId, Value
 
 use super::composite::{self, Reduction};
 use super::numbers::number_bytes;
-use super::{LoweringChoices, fold, rule};
-use crate::aicode::{AiAttribute, AiRegion, Blob, Constraints, ElementType, TypeId};
+use super::{LoweringChoices, Memory, fold, rule};
+use crate::aicode::{AiAttribute, AiRegion, Blob, ElementType, TypeId};
 use crate::builder::{BodyBuilder, GraphValue, INLINE_BYTES, ModuleBuilder, Property};
 
 /// A value of the graph.
@@ -36,13 +36,13 @@ impl Tensor {
 /// A state of the graph.
 #[derive(Clone, Debug)]
 pub(super) struct StateValue {
-    handle: u32,
+    pub(super) handle: u32,
     name: String,
     /// The newest token that orders its reads and writes.
-    token: Option<u32>,
-    ty: Tensor,
+    pub(super) token: Option<u32>,
+    pub(super) ty: Tensor,
     /// Type of its tensor in memory, if that has constraints.
-    constrained: Option<TypeId>,
+    pub(super) constrained: Option<TypeId>,
 }
 
 /// A function that was lowered.
@@ -50,6 +50,8 @@ pub(super) struct LoweredGraph {
     pub(super) arguments: Vec<GraphValue>,
     pub(super) results: Vec<GraphValue>,
     pub(super) body: BodyBuilder,
+    /// Operators of MIL, each with the end of its operations in the body.
+    pub(super) marks: Vec<(usize, String)>,
 }
 
 /// A function while it is lowered.
@@ -59,10 +61,11 @@ pub(super) struct Lowering<'m> {
     /// The function, with the types found so far and folded integers as constants.
     pub(super) function: Function,
     /// Constraints on the memory of inputs, states and outputs, by name.
-    memory: &'m BTreeMap<String, Constraints>,
-    body: BodyBuilder,
+    memory: &'m Memory,
+    pub(super) body: BodyBuilder,
+    marks: Vec<(usize, String)>,
     values: HashMap<ValueId, Tensor>,
-    states: BTreeMap<ValueId, StateValue>,
+    pub(super) states: BTreeMap<ValueId, StateValue>,
 }
 
 fn fixed(ty: &TensorType) -> Result<(Vec<u64>, ElementType), String> {
@@ -80,7 +83,7 @@ impl<'m> Lowering<'m> {
     pub(super) fn lower(
         module: &'m mut ModuleBuilder,
         choices: LoweringChoices,
-        memory: &'m BTreeMap<String, Constraints>,
+        memory: &'m Memory,
         function: &Function,
     ) -> Result<LoweredGraph, BTreeSet<String>> {
         let mut problems = BTreeSet::new();
@@ -92,6 +95,7 @@ impl<'m> Lowering<'m> {
             function: function.clone(),
             memory,
             body: BodyBuilder::new(&[]),
+            marks: Vec::new(),
             values: HashMap::new(),
             states: BTreeMap::new(),
         };
@@ -137,7 +141,7 @@ impl<'m> Lowering<'m> {
             return Err(problems);
         }
         match lowering.results(function) {
-            Ok(results) => Ok(LoweredGraph { arguments, results, body: lowering.body }),
+            Ok(results) => Ok(LoweredGraph { arguments, results, body: lowering.body, marks: lowering.marks }),
             Err(problem) => Err([format!("outputs of `{}`: {problem}", function.name)].into()),
         }
     }
@@ -160,7 +164,9 @@ impl<'m> Lowering<'m> {
             if fold::fold(&mut self.function, op) {
                 continue;
             }
-            match rule(self, op) {
+            let lowered = rule(self, op);
+            self.marks.push((self.body.ops().len(), format!("`{}` (`{}`)", op.operator, op.name)));
+            match lowered {
                 Ok(results) => {
                     for (output, result) in op.outputs.iter().zip(results) {
                         let ty = TensorType::new(
@@ -224,12 +230,12 @@ impl<'m> Lowering<'m> {
     }
 
     /// Copies a value from memory with constraints.
-    fn unconstrained(&mut self, tensor: &Tensor) -> Tensor {
+    pub(super) fn unconstrained(&mut self, tensor: &Tensor) -> Tensor {
         self.op("ax.copy_discarding_constraints_v1", &[tensor], &tensor.shape, tensor.element)
     }
 
     /// Copies a value to memory with constraints; returns the number of the copy.
-    fn copied_to(&mut self, tensor: &Tensor, constrained: TypeId) -> u32 {
+    pub(super) fn copied_to(&mut self, tensor: &Tensor, constrained: TypeId) -> u32 {
         self.body.op(self.module, "ax.copy_with_constraints_v1", &[], &[tensor.id], &[constrained], Vec::new())
     }
 
@@ -629,58 +635,6 @@ impl<'m> Lowering<'m> {
         }
         let product = self.op("primitive.batch_matmul_v1", &[&x, &y], &shape, x.element);
         Ok(self.cast(&product, element))
-    }
-
-    // ---- states
-
-    fn newest_token(&mut self, state: ValueId) -> u32 {
-        if let Some(token) = self.states.get(&state).and_then(|state| state.token) {
-            return token;
-        }
-        let ty = self.module.token();
-        let token = self.body.op(self.module, "dataflow.create_token_v1", &[], &[], &[ty], Vec::new());
-        if let Some(state) = self.states.get_mut(&state) {
-            state.token = Some(token);
-        }
-        token
-    }
-
-    fn state(&self, op: &Op) -> Result<(ValueId, StateValue), String> {
-        match op.input("input") {
-            Some(Binding::Value(id)) => self.states.get(id).map(|state| (*id, state.clone())).ok_or("no state".into()),
-            _ => Err("no state".into()),
-        }
-    }
-
-    /// Reads a state.
-    pub(super) fn read_state(&mut self, op: &Op) -> Result<Tensor, String> {
-        let (id, state) = self.state(op)?;
-        let token = self.newest_token(id);
-        let ty = state.constrained.unwrap_or_else(|| self.ty(&state.ty.shape, state.ty.element));
-        let types = [ty, self.module.token()];
-        let operands = [state.handle, token];
-        let value = self.body.op(self.module, "dataflow.read_handle_v1", &[], &operands, &types, Vec::new());
-        let constrained = state.constrained;
-        if let Some(state) = self.states.get_mut(&id) {
-            state.token = Some(value + 1);
-        }
-        let read = Tensor { id: value, ..state.ty };
-        Ok(if constrained.is_some() { self.unconstrained(&read) } else { read })
-    }
-
-    /// Writes a state.
-    pub(super) fn write_state(&mut self, op: &Op) -> Result<(), String> {
-        let (id, state) = self.state(op)?;
-        let data = self.tensor(op, "data")?;
-        let token = self.newest_token(id);
-        let ty = self.module.token();
-        let data = state.constrained.map_or(data.id, |ty| self.copied_to(&data, ty));
-        let operands = [state.handle, data, token];
-        let token = self.body.op(self.module, "dataflow.write_handle_v1", &[], &operands, &[ty], Vec::new());
-        if let Some(state) = self.states.get_mut(&id) {
-            state.token = Some(token);
-        }
-        Ok(())
     }
 
     /// A sort and the order that sorts, along an axis.
