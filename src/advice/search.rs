@@ -104,6 +104,9 @@ pub enum SearchError {
     /// Formats of weights are to be chosen by measurement.
     #[error("a search chooses formats by speed, and `quant.plan` by what they lose: only one of them can be asked for")]
     Plan,
+    /// The programs are to be an asset of Core AI, about whose calls nothing is published.
+    #[error("a search predicts calls of Core ML, and the manifest has `format: coreai`")]
+    CoreAi,
     /// No form stays within the limits.
     #[error("no form of the model is allowed: {why}")]
     Nothing {
@@ -121,6 +124,9 @@ impl Diagnostic for SearchError {
         let help = match self {
             SearchError::NoChip => "name one, for example m4-max",
             SearchError::Plan => "leave `quant.plan` out, or search with a manifest of planned formats, which stay",
+            SearchError::CoreAi => {
+                "search with `format: coreml`, and set `format: coreai` in the manifest that is found"
+            }
             SearchError::Nothing { .. } => "raise the limits (`SearchLimits`), or name fewer chips",
         };
         Some(help.into())
@@ -203,6 +209,9 @@ pub fn search(
     }
     if manifest.quant.plan.is_some() {
         return Err(SearchError::Plan.into());
+    }
+    if !manifest.format.is_coreml() {
+        return Err(SearchError::CoreAi.into());
     }
     let forms = forms::choose(manifest, model, targets, limits)?;
     let has_experts = (0..model.facts().num_layers).any(|layer| model.experts(layer).is_some());

@@ -111,7 +111,7 @@ impl PlanArgs {
         let gain = gain::note(&sized, &*opened.model, &of_functions, targets);
         let granularity = granularity::note(manifest, &*opened.model, &plan);
         let mut findings = Vec::new();
-        let mut sketch = AssetSketch::default();
+        let (mut sketch, mut emitted) = (AssetSketch::default(), Vec::new());
         for package in &plan.packages {
             // builds the graphs without reading weights
             let mut emitter = Emitter::new(&manifest.quant);
@@ -122,7 +122,10 @@ impl PlanArgs {
                 continue;
             }
             for (function, entry) in program.functions.iter().zip(&entries) {
-                sketch.add(&package.name, function, entry.tokens)?;
+                emitted.extend(sketch.add(&package.name, function, entry.tokens)?.into_iter().map(|sized| {
+                    let (context, stage) = (entry.context, &entry.stage);
+                    json!({"name": sized.name, "context": context, "tokens": {"fixed": sized.tokens}, "stage": stage})
+                }));
             }
         }
         let asset = (!manifest.format.is_coreml()).then(|| asset_name(manifest.name.as_deref().unwrap_or("model")));
@@ -137,8 +140,12 @@ impl PlanArgs {
             json["notes"] = json!(notes.iter().chain(&gain).chain(&granularity).collect::<Vec<_>>());
             json["forecast"] = json!(findings);
             if let Some(asset) = &asset {
-                let names: Vec<&str> = functions.iter().map(|function| &function.name[..]).collect();
-                json["asset"] = json!({"name": asset, "functions": names});
+                json["packages"] = json!([{
+                    "package": asset,
+                    "functions": emitted,
+                    "weight_bytes": plan.weight_bytes(),
+                    "state_bytes": plan.state_bytes(),
+                }]);
             }
             if !targets.is_empty() {
                 json["predictions"] = json!(predictions);

@@ -5,6 +5,8 @@ use anec::advice::search::SearchError;
 use anec::base::Error;
 use anec::calibrate::CalibrateError;
 use anec::convert::{ConvertError, ExportError};
+use anec::coreai::CoreAiError;
+use anec::coreai::lower::DYNAMIC;
 use anec::coreml::CoreMlError;
 use anec::experiment::ProbeError;
 use anec::family::FamilyError;
@@ -32,6 +34,7 @@ fn remedy(error: &Error) -> Option<String> {
         .or_else(|| of(error.downcast_ref().and_then(search)))
         .or_else(|| of(error.downcast_ref().and_then(probe)))
         .or_else(|| of(error.downcast_ref().and_then(core_ml)))
+        .or_else(|| of(error.downcast_ref().and_then(core_ai)))
         .or_else(|| of(error.downcast_ref().and_then(calibrate)))
         .or_else(|| error.downcast_ref().and_then(family))
         .or_else(|| error.downcast_ref::<ExportError>().map(|_| keys(error)))
@@ -58,6 +61,15 @@ fn convert(error: &ConvertError) -> Option<&'static str> {
         ConvertError::NoCompiler(_) => "run `anec compile BUNDLE` on a Mac that has Xcode or its command line tools",
         _ => return None,
     })
+}
+
+fn core_ai(error: &CoreAiError) -> Option<&'static str> {
+    match error {
+        CoreAiError::Unsupported { problems } if problems.iter().any(|problem| problem.contains(DYNAMIC)) => {
+            Some("--shapes SYMBOL=N,N,… makes a function for each size, with fixed shapes")
+        }
+        _ => None,
+    }
 }
 
 fn runtime(error: &RuntimeError) -> Option<&'static str> {
@@ -141,6 +153,10 @@ fn search(error: &SearchError) -> Option<&'static str> {
         SearchError::NoChip => "name one: `--for m4-max`",
         SearchError::Plan => {
             "leave `quant.plan` out, or search with the manifest that `anec quant --plan … --out` writes, whose formats stay"
+        }
+        SearchError::CoreAi => {
+            "search with the format coreml (`anec plan MODEL --for CHIP --search --out FILE`), then convert with \
+             `--manifest FILE --set format=coreai`"
         }
         SearchError::Nothing { .. } => {
             "allow more: `--max-mb`, `--max-memory-mb`, `--max-first-load`, `--least-bits`, fewer chips"

@@ -97,15 +97,19 @@ impl Default for AssetSketch {
 }
 
 impl AssetSketch {
-    /// Adds a function of a package, whose name has no extension, for each number of tokens.
+    /// Adds a function of a package, whose name has no extension, for each number of tokens; returns those functions.
     ///
     /// # Errors
     /// [`CoreAiError::Unsupported`] for too many numbers of tokens.
-    pub fn add(&mut self, package: &str, function: &Function, tokens: TokenCount) -> Result<(), CoreAiError> {
-        for sized in sized(package, function, tokens)? {
-            self.plan.try_add(&sized.name, &sized.function);
-        }
-        Ok(())
+    pub fn add(
+        &mut self,
+        package: &str,
+        function: &Function,
+        tokens: TokenCount,
+    ) -> Result<Vec<SizedFunction>, CoreAiError> {
+        let sized = sized(package, function, tokens)?;
+        sized.iter().for_each(|sized| self.plan.try_add(&sized.name, &sized.function));
+        Ok(sized)
     }
 
     /// Contents of the asset's functions.
