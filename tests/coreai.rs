@@ -236,6 +236,14 @@ fn a_package_is_migrated_on_the_command_line() {
     assert!(status == 4 && errors.contains("flexible: T"), "{errors}");
     let (status, text, errors) = migrated("range_fp16", &["--shapes", "T=1,3"]);
     assert!(status == 0 && text.contains("2 functions (main_1, main_3)"), "{text} {errors}");
+    let (status, text, errors) = migrated("range_fp16", &["--force"]);
+    assert!(
+        status == 0 && text.contains("1 function (main)") && text.contains("asset-dynamic-shapes"),
+        "{text} {errors}"
+    );
+    assert!(text.contains("`main` has the dynamic dimension T (1 to 4 in the package)"), "{text}");
+    let (status, text, errors) = migrated("enumerated", &["--force"]);
+    assert!(status == 0 && text.contains("2 functions (main_1, main_4)"), "{text} {errors}");
     let (status, _, errors) = migrated("state_decoder_slice", &[]);
     assert!(status == 2 && errors.contains("--force"), "{errors}");
     let (status, text, errors) = migrated("state_decoder_slice", &["--force"]);
@@ -265,9 +273,10 @@ fn a_plan_knows_the_format() {
         serde_json::from_str(&text).unwrap()
     };
     let plan = planned("demo", "int8");
-    assert_eq!(plan["asset"]["name"], "demo.aimodel");
+    let [package] = &plan["packages"].as_array().unwrap()[..] else { panic!("{plan}") };
+    assert_eq!(package["package"], "demo.aimodel");
     let functions: Vec<&str> =
-        plan["asset"]["functions"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+        package["functions"].as_array().unwrap().iter().map(|of| of["name"].as_str().unwrap()).collect();
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("b");
     let (status, _, errors) =
@@ -276,12 +285,28 @@ fn a_plan_knows_the_format() {
     let inventory = coreai::open(&out.join("demo.aimodel")).unwrap().inventory();
     let written: Vec<&str> = inventory.functions.iter().map(|function| &function.name[..]).collect();
     assert_eq!(functions, written);
+    let bundle: Json = serde_json::from_slice(&std::fs::read(out.join("bundle.json")).unwrap()).unwrap();
+    let of_bundle = bundle["functions"].as_array().unwrap().iter();
+    let sizes = |of: &Json| (of["context"].clone(), of["tokens"].clone());
+    assert_eq!(
+        package["functions"].as_array().unwrap().iter().map(sizes).collect::<Vec<_>>(),
+        of_bundle.map(sizes).collect::<Vec<_>>()
+    );
     // of this model, shapes alone are known
     let plan = planned("qwen3-0.6b", "int4");
     let rules: BTreeSet<&str> =
         plan["forecast"].as_array().unwrap().iter().map(|finding| finding["rule"].as_str().unwrap()).collect();
     assert!(rules.contains("asset-four-bit-integers"), "{rules:?}");
     assert!(rules.iter().all(|rule| rule.starts_with("asset-")), "{rules:?}");
+}
+
+/// A search predicts calls of Core ML: it is refused before the work.
+#[test]
+fn a_search_is_of_core_ml() {
+    for verb in [&["plan", "demo", "--search"][..], &["convert", "demo", "--out", "no-such-folder"]] {
+        let (status, _, errors) = run(&[verb, &["--set", "format=coreai", "--for", "m4"]].concat());
+        assert!(status == 2 && errors.contains("--set format=coreai"), "{status} {errors}");
+    }
 }
 
 /// The card of a bundle of Core AI speaks of one asset and of the backend that runs it.

@@ -56,7 +56,8 @@ class Engine:
         if self.context != context:
             caches = {}
             for name in function.desc.state_names:
-                dense = np.zeros(tuple(function.desc.state_descriptor(name).shape), np.float16)
+                of = function.desc.state_descriptor(name)
+                dense = np.zeros(tuple(of.shape), np.dtype(str(of.dtype)))
                 if self.context:
                     old = self.caches[name].numpy()
                     dense[..., : self.context] = old
@@ -80,10 +81,11 @@ class Engine:
             gather = self.function(f"gather_embeddings_{size}")
             given = {"in_new_token_ids": NDArray(ids), "embedding_table": self.table}
             embedded = (await gather(given, {}))["gathered_embeddings"]
-            mask = np.full((1, context, 1, size), -40000, np.float16)
+            function = self.function(f"{'prompt_opt' if fills else 'extend'}_{context}_{size}")
+            dtype = np.dtype(str(function.desc.input_descriptor("causal_mask").dtype))
+            mask = np.full((1, context, 1, size), -40000, dtype)
             for row in range(count):
                 mask[0, : begin + row + 1, 0, row] = 0
-            function = self.function(f"{'prompt_opt' if fills else 'extend'}_{context}_{size}")
             given = {
                 "transformer_input": embedded,
                 "position_ids": NDArray((begin + np.arange(size, dtype=np.uint16))[None]),

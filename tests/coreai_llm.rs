@@ -9,6 +9,7 @@ use anec::Converter;
 use anec::base::Progress;
 use anec::convert::coreai_llm;
 use anec::coreai::lower::LoweringChoices;
+use anec::coreai::{self, AssetOptions, in_single_precision};
 use anec::exec::Precision;
 use anec::manifest::Manifest;
 use anec::runtime::{Chunking, ForwardOptions, LoadedModel};
@@ -20,8 +21,12 @@ use safetensors::{Dtype, SafeTensors};
 use crate::common::folder::{json, repository, run};
 use crate::coreai_runtime::{compared, runtime};
 
-/// Smallest cosine between the logits of a position: half precision, as on Apple's runtime elsewhere.
-const LEAST_COSINE: f64 = 0.9999;
+/// Smallest cosine between the logits of a position of our asset and of Apple's, both in half precision; measured:
+/// 3.8e-5 from 1.
+const LEAST_COSINE: f64 = 0.99995;
+
+/// Smallest cosine between the logits of a position and the executor's, both in single precision.
+const LEAST_SINGLE_COSINE: f64 = 0.99999;
 
 /// Smallest cosine with transformers' logits, whose embeddings aren't rounded to int8.
 const LEAST_ROUNDED_COSINE: f64 = 0.98;
@@ -67,6 +72,14 @@ fn for_linux() -> LoweringChoices {
     let mut choices = LoweringChoices::wide_products(true);
     choices.plain_memory = true;
     choices
+}
+
+/// The asset in single precision.
+fn single(asset: &Path) -> PathBuf {
+    let wide = in_single_precision(&coreai::open(asset).unwrap().module).unwrap();
+    let path = asset.with_file_name("single.aimodel");
+    coreai::write(&wide, &path, &AssetOptions::default()).unwrap();
+    path
 }
 
 /// Output of Apple's side.
@@ -233,11 +246,11 @@ fn families_compute_their_logits_by_the_contract() {
         let golden = Golden::read(&families.join(family).join("golden.safetensors")).unwrap();
         let text = folder.join("text.safetensors");
         text_file(&text, &golden.tokens);
-        let (positions, found) = &called(&asset, &text, 3)["text"];
+        let (positions, found) = &called(&single(&asset), &text, 3)["text"];
         let (own, width) = executed(&bundle, &golden.tokens);
         let (cosine, moved) = compared(found, &rows(&own, positions, width), width);
         let (golden_cosine, _) = compared(found, &rows(&golden.logits, positions, width), width);
-        let right = cosine > LEAST_COSINE && moved == 0 && golden_cosine > LEAST_ROUNDED_COSINE;
+        let right = cosine > LEAST_SINGLE_COSINE && moved == 0 && golden_cosine > LEAST_ROUNDED_COSINE;
         (!right).then(|| {
             format!(
                 "{family}: cosine {cosine} with the executor, {golden_cosine} with transformers, {moved} other tokens"
@@ -262,9 +275,9 @@ fn windows_reach_over_contexts() {
     let (own, width) = executed(&bundle, &tokens);
     let text = folder.path().join("text.safetensors");
     text_file(&text, &tokens);
-    let (positions, found) = &called(&asset, &text, 2)["text"];
+    let (positions, found) = &called(&single(&asset), &text, 2)["text"];
     let (cosine, _) = compared(found, &rows(&own, positions, width), width);
-    assert!(positions.len() > 30 && cosine > LEAST_COSINE, "{cosine} at {positions:?}");
+    assert!(positions.len() > 30 && cosine > LEAST_SINGLE_COSINE, "{cosine} at {positions:?}");
 }
 
 #[test]
