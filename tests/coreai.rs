@@ -300,6 +300,19 @@ fn a_plan_knows_the_format() {
     assert!(rules.iter().all(|rule| rule.starts_with("asset-")), "{rules:?}");
 }
 
+/// The gates of an asset of any origin on the command line.
+#[test]
+fn an_asset_is_validated_on_the_command_line() {
+    let fixture =
+        |name: &str| repository(&format!("tests/fixtures/coreai/{name}.aimodel")).to_str().unwrap().to_owned();
+    let (status, text, errors) = run(&["validate", &fixture("activations")]);
+    assert!(status == 3 && text.contains("help: --backend coreai computes the asset"), "{text} {errors}");
+    let (status, text, errors) = run(&["validate", &fixture("types"), "--structure"]);
+    assert!(status == 1 && text.contains("has 8 bytes instead of 4"), "{text} {errors}");
+    let (status, _, errors) = run(&["validate", &fixture("activations"), "--plan", "plan.json"]);
+    assert!(status == 2 && errors.contains("--plan has no effect on an asset of Core AI"), "{errors}");
+}
+
 /// A search predicts calls of Core ML: it is refused before the work.
 #[test]
 fn a_search_is_of_core_ml() {

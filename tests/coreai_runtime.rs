@@ -227,6 +227,37 @@ fn a_dynamic_dimension_takes_every_size() {
     }
 }
 
+/// Two dynamic dimensions, of which sizes depend on one or on both.
+#[test]
+fn two_dynamic_dimensions_take_every_size() {
+    let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
+    let [rows, columns] = ["R", "C"]
+        .map(|name| Dim::symbol(&ops.symbol(name, SymbolRange::Range { lower: 1, upper: Some(100), default: 6 })));
+    let ty = |shape: &[Dim]| TensorType { dtype: DataType::Fp16, shape: shape.to_vec() };
+    let x = ops.input("x", ty(&[rows, Dim::Fixed(8)]));
+    let y = ops.input("y", ty(&[columns, Dim::Fixed(8)]));
+    let products = ops.matmul(x, y, false, true);
+    let shares = ops.softmax(products, -1);
+    let sums = ops.reduce_sum(products, &[1], true);
+    let shifted = ops.sub(shares, sums);
+    let both = ops.concat(&[x, y], 0);
+    ops.output("shifted", shifted);
+    ops.output("both", both);
+    let function = ops.finish().unwrap();
+    let mut plan = LoweringPlan::new(LoweringChoices::wide_products(true));
+    plan.add("main", &function).unwrap();
+    let Some(options) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.aimodel");
+    coreai::write(&plan.finish(), &path, &AssetOptions::default()).unwrap();
+    for (symbol, size) in [("R", 1), ("R", 17), ("C", 1), ("C", 100)] {
+        let of = function.symbols().find(|of| of.name() == symbol).unwrap();
+        let functions = [MigratedFunction { name: "main".into(), function: function.with_length(of, size) }];
+        let agreement = migration::compare(&functions, &path, &options).unwrap();
+        assert!(agreement[0].agrees && agreement[0].difference < 5e-3, "{symbol} = {size}: {agreement:?}");
+    }
+}
+
 /// An operator whose form depends on a size is refused by name; fixed sizes do.
 #[test]
 fn a_form_that_depends_on_a_size_is_refused() {
