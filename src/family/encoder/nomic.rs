@@ -11,6 +11,7 @@
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
+use super::head::{Head, HeadActivation, HeadLayer};
 use super::{Encoder, EncoderLayer, ignore_heads, purpose};
 use crate::blocks::banded_attention::BandedAttention;
 use crate::blocks::linear::Linear;
@@ -71,7 +72,9 @@ pub(super) const NEUTRAL: &[&str] = &[
     "fused_bias_fc",
     "fused_dropout_add_ln",
     "hidden_dropout_prob",
+    "id2label",
     "max_trained_positions",
+    "num_labels",
     "pad_vocab_size_multiple",
     "reorder_and_upcast_attn",
     "resid_pdrop",
@@ -176,9 +179,6 @@ pub(super) fn open(
     let keys = if config.contains_key("n_embd") { keys.named(PUBLISHED_KEYS) } else { keys };
     let config = NomicBertConfig::read(&keys, acknowledged)?;
     let purpose = purpose(&keys, Pooling::Cls)?;
-    if !matches!(purpose, Purpose::TextEmbedding { .. }) {
-        return Err(keys.value("architectures", "an encoder alone, or one for masked tokens").into());
-    }
     keys.finish(ROPE.name, &[NEUTRAL_KEYS, NEUTRAL].concat(), acknowledged)?;
     let embedding = "embeddings.word_embeddings.weight";
     let prefix = ["", "nomic_bert.", "bert."]
@@ -203,6 +203,13 @@ impl Tensors<'_, '_> {
     fn encoder(mut self, purpose: Purpose) -> Result<Encoder> {
         let config = self.config;
         let norm = if self.published { "emb_ln" } else { "embeddings.LayerNorm" };
+        let head = match &purpose {
+            Purpose::SequenceClassification(classification) => {
+                Some(self.head(classification.labels.len() as u64, true)?)
+            }
+            Purpose::TokenClassification(set) => Some(self.head(set.labels.len() as u64, false)?),
+            _ => None,
+        };
         let encoder = Encoder {
             embedding: self.table("word_embeddings", config.vocab_size, "vocab_size, hidden_size")?,
             positions: None,
@@ -212,7 +219,7 @@ impl Tensors<'_, '_> {
             attention_bias: None,
             layers: (0..config.num_hidden_layers).map(|index| self.layer(index)).collect::<Result<_>>()?,
             final_norm: None,
-            head: None,
+            head,
             rope: [Some(config.rope.clone()), None],
             facts: FamilyFacts {
                 family: ROPE.name.to_owned(),
@@ -229,6 +236,21 @@ impl Tensors<'_, '_> {
         let pooler = format!("{}pooler.*", self.prefix);
         ignore_heads(self.ledger, &["cls.*", &pooler]);
         Ok(encoder)
+    }
+
+    /// `W_out x + b`, of `tanh(W_dense x + b)` if texts are classified.
+    fn head(&mut self, labels: u64, pooled: bool) -> Result<Head> {
+        let hidden = self.config.hidden_size;
+        let mut linear = |tensor: &str, name, rows| -> Result<Linear> {
+            let because = "labels of id2label, hidden_size";
+            let weight = take(self.ledger, &format!("{tensor}.weight"), &[rows, hidden], because)?;
+            let bias = Some(take(self.ledger, &format!("{tensor}.bias"), &[rows], because)?);
+            Ok(Linear { name, role: Role::LmHead, weight, bias })
+        };
+        let pooler = format!("{}pooler.dense", self.prefix);
+        let dense = pooled.then(|| linear(&pooler, "dense", hidden)).transpose()?;
+        let layer = dense.map(|dense| HeadLayer { dense, activation: HeadActivation::Tanh, norm: None });
+        Ok(Head { layer, output: linear("classifier", "score", labels)? })
     }
 
     fn layer(&mut self, index: usize) -> Result<EncoderLayer> {
