@@ -9,7 +9,7 @@ use anec::runtime::encode::{self, Embedder};
 use anec::runtime::{EncodedText, Tokenizer};
 use anec_testing as testing;
 
-use super::{Golden, convert, cosine, fixture, largest_difference};
+use super::{Golden, convert, cosine, fixture, largest_difference, token_logits};
 use crate::common::folder;
 
 /// Model of `tests/models.py`, and its file if it isn't the folder.
@@ -98,6 +98,10 @@ fn exports_to_onnx_give_the_vectors_of_the_exported_model() {
         ("electra-eager-17", "electra-mean"),
         ("bert-reranker-sdpa-14", "bert-reranker"),
         ("xlm-roberta-labels-eager-17", "xlm-roberta-labels"),
+        ("distilbert-labels-sdpa-14", "distilbert-labels"),
+        ("electra-labels-eager-17", "electra-labels"),
+        ("bert-tokens-sdpa-14", "bert-tokens"),
+        ("roberta-tokens-eager-17", "roberta-tokens"),
         ("bert-int8-channels", "bert-mean"),
     ];
     for (case, model) in cases {
@@ -111,6 +115,7 @@ fn exports_to_onnx_give_the_vectors_of_the_exported_model() {
                 assert_eq!(found.len(), classification.labels.len());
                 (found, &golden.tensors["logits"])
             }
+            Task::TokenClassification(_) => (token_logits(&converted, &golden.text), &golden.tensors["logits"]),
             _ => {
                 let last = golden.tensors.keys().filter(|name| name.starts_with("hidden.")).count() - 1;
                 let embedder = Embedder::new(&converted, None).unwrap();

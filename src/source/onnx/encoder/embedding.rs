@@ -22,14 +22,16 @@ pub(super) struct EmbeddingSum<'a> {
 }
 
 impl EmbeddingSum<'_> {
-    pub fn put(self, weights: &mut Weights) -> Result<()> {
+    /// Adds the tables; `typed` models have one of token types, of zeros if the graph has none.
+    pub fn put(self, weights: &mut Weights, typed: bool) -> Result<()> {
+        let zeros = || Constant::zeros("token_type_embeddings", &[1, self.words.weight.columns()]);
         let types = match self.types {
-            Some(types) => types,
-            // graphs without token types add nothing
-            None => Constant::zeros("token_type_embeddings", &[1, self.words.weight.columns()])?,
+            None if typed => Some(zeros()?),
+            types => types,
         };
-        for (name, table) in [("word", self.words), ("position", self.positions), ("token_type", types)] {
-            weights.push((format!("embeddings.{name}_embeddings.weight"), table));
+        let tables = [("word", Some(self.words)), ("position", Some(self.positions)), ("token_type", types)];
+        for (name, table) in tables {
+            weights.extend(table.map(|table| (format!("embeddings.{name}_embeddings.weight"), table)));
         }
         self.norm.put(weights, "embeddings.LayerNorm");
         Ok(())
