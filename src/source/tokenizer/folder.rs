@@ -10,7 +10,7 @@ use anec_base::input;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use indexmap::IndexMap;
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 
 use super::{CONTROL, GgufTokenizer, NORMAL, USER_DEFINED, word_piece};
 use crate::error::{Result, SourceError};
@@ -42,11 +42,13 @@ pub enum FolderTokenizer {
 struct Metadata {
     path: PathBuf,
     keys: IndexMap<String, GgufValue>,
+    /// Normalizers before the model's own.
+    normalizers: Vec<Json>,
 }
 
 impl Metadata {
     fn new(path: &Path, model: &str) -> Self {
-        let mut own = Metadata { path: path.to_owned(), keys: IndexMap::new() };
+        let mut own = Metadata { path: path.to_owned(), keys: IndexMap::new(), normalizers: Vec::new() };
         own.set("model", GgufValue::String(model.to_owned()));
         own
     }
@@ -88,12 +90,17 @@ impl Metadata {
     }
 
     fn rebuilt(self) -> Result<FolderTokenizer> {
-        let Metadata { path, keys } = self;
+        let Metadata { path, keys, mut normalizers } = self;
         let metadata = GgufMetadata::new(&path, keys);
         let Some(tokenizer) = GgufTokenizer::read(&metadata)? else {
             return Err(SourceError::file(&path, "it has no tokens"));
         };
-        let json = tokenizer.file()?.to_json();
+        let mut file = tokenizer.file()?;
+        if !normalizers.is_empty() {
+            normalizers.extend((!file.normalizer.is_null()).then_some(file.normalizer));
+            file.normalizer = json!({"type": "Sequence", "normalizers": normalizers});
+        }
+        let json = file.to_json();
         Ok(FolderTokenizer::Rebuilt { json, path })
     }
 }
@@ -111,7 +118,7 @@ impl FolderTokenizer {
         let unsupported = |problem: String| Ok(FolderTokenizer::Unsupported { path: path.clone(), problem });
         let found = match name {
             "tekken.json" => tekken(path, files),
-            "tokenizer.model" | "spm.model" | "sentencepiece.bpe.model" => {
+            "tokenizer.model" | "spm.model" | "sentencepiece.bpe.model" | "spiece.model" => {
                 let rules = SENTENCE_PIECE_CLASSES.iter().find(|known| known.file == name);
                 if rules.is_some_and(|known| !known.names.contains(&class)) {
                     return unsupported(format!("the rules of `{class}` aren't in its files")).map(Some);
@@ -166,14 +173,24 @@ struct SentencePieceClass {
     tokens: [&'static str; 5],
     /// Tokens in place of the model's first three.
     first: &'static [&'static str],
+    /// Whether quotation marks, accents and case are normalized as ALBERT does.
+    plain_letters: bool,
 }
 
-const SENTENCE_PIECE_CLASSES: [SentencePieceClass; 2] = [
+const SENTENCE_PIECE_CLASSES: [SentencePieceClass; 3] = [
+    SentencePieceClass {
+        file: "spiece.model",
+        names: ["", "AlbertTokenizer"],
+        tokens: ["[CLS]", "[SEP]", "<pad>", "<unk>", "[MASK]"],
+        first: &[],
+        plain_letters: true,
+    },
     SentencePieceClass {
         file: "spm.model",
         names: ["", "DebertaV2Tokenizer"],
         tokens: ["[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]"],
         first: &[],
+        plain_letters: false,
     },
     SentencePieceClass {
         file: "sentencepiece.bpe.model",
@@ -181,8 +198,24 @@ const SENTENCE_PIECE_CLASSES: [SentencePieceClass; 2] = [
         tokens: ["<s>", "</s>", "<pad>", "<unk>", "<mask>"],
         // fairseq's order of special tokens
         first: &["<s>", "<pad>", "</s>", "<unk>"],
+        plain_letters: false,
     },
 ];
+
+/// Returns ALBERT's normalizers, as far as its settings ask for them.
+fn plain_letters(files: &HuggingFaceFiles) -> Vec<Json> {
+    let config = files.tokenizer_config.as_ref();
+    let flag = |key: &str| config.and_then(|config| config.get(key)?.as_bool());
+    let quotes = |marks: &str| json!({"type": "Replace", "pattern": {"String": marks}, "content": "\""});
+    let mut normalizers = vec![quotes("``"), quotes("''")];
+    if !flag("keep_accents").unwrap_or(false) {
+        normalizers.extend(["NFKD", "StripAccents"].map(|kind| json!({"type": kind})));
+    }
+    if flag("do_lower_case").unwrap_or(true) {
+        normalizers.push(json!({"type": "Lowercase"}));
+    }
+    normalizers
+}
 
 /// Returns the pre-tokenizer of a class over `vocab.json` and `merges.txt`.
 fn byte_level_rules(class: &str) -> Option<&'static str> {
@@ -380,6 +413,9 @@ fn sentence_piece(
         }
     };
     let mut metadata = Metadata::new(path, model);
+    if class.is_some_and(|class| class.plain_letters) {
+        metadata.normalizers = plain_letters(files);
+    }
     if let Some(first) = class.map(|class| class.first).filter(|first| !first.is_empty()) {
         let replaced = 3.min(tokens.len());
         tokens.splice(..replaced, first.iter().map(|token| (*token).to_owned()));
