@@ -25,7 +25,7 @@ use rayon::prelude::*;
 use safetensors::SafeTensors;
 use serde_json::{Value as Json, json};
 
-const CASES: [&str; 36] = [
+const CASES: [&str; 38] = [
     "bert-mean",
     "bert-reranker",
     "bert-tokens",
@@ -59,6 +59,8 @@ const CASES: [&str; 36] = [
     "modernbert-tokens",
     "nomic-mean",
     "nomic-published",
+    "nomic-labels",
+    "nomic-tokens",
     "embeddinggemma",
     "embeddinggemma-period",
     "qwen3-embedding",
@@ -390,6 +392,28 @@ fn a_reranker_joins_pairs_by_its_prompt() {
     assert!(refused(&source, &reranker.replace("{query}", "")).contains("it needs {query} exactly once"));
     assert!(refused(&source, &reranker.replace("12", "7")).contains("reranker.negative"));
     assert!(refused(&fixture("bert-mean"), &reranker).contains("it doesn't continue texts"));
+
+    // a folder that names its tokens is no generator of text, and its tokens are the manifest's
+    let scoring = room.path().join("scoring");
+    model::copy(&source, &scoring);
+    let modules = json!([
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_LogitScore", "type": "sentence_transformers.cross_encoder.modules.LogitScore"},
+    ]);
+    std::fs::write(scoring.join("modules.json"), modules.to_string()).unwrap();
+    std::fs::create_dir(scoring.join("1_LogitScore")).unwrap();
+    let name = |positive: u64, negative: Option<u64>| {
+        let tokens = json!({"true_token_id": positive, "false_token_id": negative});
+        std::fs::write(scoring.join("1_LogitScore/config.json"), tokens.to_string()).unwrap();
+    };
+    name(7, Some(12));
+    let unset = refused(&scoring, "context=64");
+    assert!(unset.contains("`reranker` isn't set") && unset.contains("positive: 7, negative: 12"), "{unset}");
+    convert(&scoring, &room.path().join("scored"), &[&reranker, "context=64"]);
+    name(7, Some(13));
+    assert!(refused(&scoring, &reranker).contains("`reranker` names others"));
+    name(7, None);
+    assert!(refused(&scoring, &reranker).contains("a score by token 7 alone isn't supported"));
 }
 
 #[test]
@@ -502,11 +526,14 @@ fn a_vocabulary_alone_can_be_mpnets_tokenizer() {
     }
 }
 
-/// Ids are SentencePiece's, with the special tokens of the class; `spm.model` names none, as published.
+/// Ids are SentencePiece's, with the special tokens of the class, and ALBERT's those of transformers; `spm.model` names
+/// no class, as published.
 #[test]
 fn a_sentence_piece_model_alone_is_a_tokenizer() {
     let room = tempfile::tempdir().unwrap();
-    for (case, mask) in [("deberta-mean", "[MASK]"), ("xlm-roberta-dense", "<mask>")] {
+    for (case, mask, typed) in
+        [("deberta-mean", "[MASK]", Some(2)), ("xlm-roberta-dense", "<mask>", None), ("albert-mean", "[MASK]", Some(3))]
+    {
         let model = convert(&fixture(case), &room.path().join(case), &[]);
         let tokenizer = Tokenizer::of(model.bundle(), model.folder()).unwrap();
         let golden = folder::json(&fixture(case).join("tokenizer-golden.json"));
@@ -514,8 +541,8 @@ fn a_sentence_piece_model_alone_is_a_tokenizer() {
             let pair = text["pair"].as_str();
             let found = tokenizer.encode_whole(text["text"].as_str().unwrap(), pair, true).unwrap();
             assert_eq!(json!(found.ids), text["ids"], "{case}: {text}");
-            if case == "deberta-mean" && pair.is_some() {
-                let second = found.ids.iter().position(|id| *id == 2).unwrap() + 1;
+            if let (Some(between), Some(_)) = (typed, pair) {
+                let second = found.ids.iter().position(|id| *id == between).unwrap() + 1;
                 let expected: Vec<u32> = (0..found.ids.len()).map(|index| u32::from(index >= second)).collect();
                 assert_eq!(found.types, expected);
             }

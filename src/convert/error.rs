@@ -21,6 +21,19 @@ pub enum ConvertError {
     /// `quant.plan` needs measurements first.
     #[error("`quant.plan` needs measurements, which have not been made")]
     NotPlanned,
+    /// Source that scores pairs of texts by tokens that the manifest doesn't name.
+    #[error(
+        "the source scores pairs of texts by the logits of certain tokens (LogitScore in modules.json), and `reranker` {}",
+        if *has_others { "names others" } else { "isn't set" }
+    )]
+    LogitScore {
+        /// Token whose logit counts for a pair.
+        positive: u64,
+        /// Token whose logit counts against it, if there is one.
+        negative: Option<u64>,
+        /// Whether the manifest names tokens.
+        has_others: bool,
+    },
     /// Formats for layers beyond the model's last.
     #[error("`quant.layers` names layers up to {end}, but the model has {layers} layers")]
     QuantLayers {
@@ -191,6 +204,7 @@ impl Diagnostic for ConvertError {
             | ConvertError::ScaleNotMeasured
             | ConvertError::NotCalibrated
             | ConvertError::NotPlanned
+            | ConvertError::LogitScore { .. }
             | ConvertError::QuantLayers { .. }
             | ConvertError::LayerTooLarge { .. }
             | ConvertError::ExpertsInside { .. }
@@ -224,6 +238,16 @@ impl Diagnostic for ConvertError {
             }
             ConvertError::NotPlanned => {
                 "convert with `Converter`, which makes them, or leave the plan out".into()
+            }
+            ConvertError::LogitScore { positive, negative, .. } => {
+                let alone = "take modules.json away to convert a model that generates text";
+                match negative {
+                    None => format!("a score by token {positive} alone isn't supported; {alone}"),
+                    Some(negative) => format!(
+                        "set `reranker: {{ positive: {positive}, negative: {negative}, prompt: … }}` with the prompt \
+                         that the model was trained with, or {alone}"
+                    ),
+                }
             }
             ConvertError::QuantLayers { layers, .. } => {
                 format!("ranges are [first, one past the last]; the last one ends with {layers} at most")

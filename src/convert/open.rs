@@ -9,6 +9,7 @@ use anec_manifest::{
     Contexts, Granularity, Lengths, Manifest, NumberFormat, Quant, QuantOverride, ResidualScale, Role, Transform,
     Transforms, WeightFormat, builtin,
 };
+use anec_source::sentence_transformers::LogitScore;
 use anec_source::{Adapter, Ledger, Source, hub};
 
 /// Open source with its model.
@@ -70,6 +71,13 @@ pub fn open_model(source: &Source, manifest: &Manifest) -> Result<(Box<dyn Famil
     let mut ledger = Ledger::new(source);
     let mut model =
         anec_family::open_with_draft(&mut ledger, manifest.family.as_deref(), &manifest.acknowledge, manifest.draft)?;
+    if let Some(score) = source.logit_score() {
+        let tokens = manifest.reranker.as_ref().map(|reranker| (reranker.positive, Some(reranker.negative)));
+        if tokens != Some((score.positive, score.negative)) {
+            let LogitScore { positive, negative } = score;
+            return Err(ConvertError::LogitScore { positive, negative, has_others: tokens.is_some() }.into());
+        }
+    }
     if let Some(reranker) = &manifest.reranker {
         model.score_pairs(reranker)?;
     }

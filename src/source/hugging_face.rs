@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 
 use super::error::{Result, SourceError};
 use super::file::read_json;
-use super::sentence_transformers::{self, SentenceTransformers};
+use super::sentence_transformers::{self, LogitScore, SentenceTransformers};
 
 /// Names of optional files beside the weights.
 pub const FILES: [&str; 7] = [
@@ -79,6 +79,8 @@ pub struct HuggingFaceFiles {
     pub chat_templates: BTreeMap<String, String>,
     /// Pooling and projections of sentence-transformers.
     pub sentence_transformers: Option<SentenceTransformers>,
+    /// Tokens that score pairs of texts.
+    pub logit_score: Option<LogitScore>,
 }
 
 impl HuggingFaceFiles {
@@ -99,6 +101,7 @@ impl HuggingFaceFiles {
         };
         let tokenizer = folder.join("tokenizer.json");
         let tokenizer_config = json("tokenizer_config.json")?;
+        let (sentence_transformers, logit_score) = SentenceTransformers::read(folder)?;
         Ok(HuggingFaceFiles {
             config: json("config.json")?,
             generation_config: json("generation_config.json")?,
@@ -107,7 +110,8 @@ impl HuggingFaceFiles {
             other_tokenizer: OTHER_TOKENIZERS.iter().map(|name| folder.join(name)).find(|path| path.exists()),
             chat_templates: chat_templates(folder, tokenizer_config.as_ref(), json("chat_template.json")?.as_ref())?,
             tokenizer_config,
-            sentence_transformers: SentenceTransformers::read(folder)?,
+            sentence_transformers,
+            logit_score,
         })
     }
 }

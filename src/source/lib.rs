@@ -74,7 +74,7 @@ pub use file::SourceFile;
 pub use file::read_json;
 pub use hugging_face::HuggingFaceFiles;
 pub use ledger::Ledger;
-use sentence_transformers::SentenceTransformers;
+use sentence_transformers::{LogitScore, SentenceTransformers};
 pub use tensor::SourceTensor;
 pub use weight::{RowOrder, SourceWeight, SquareMatrix, WeightExtent, ZeroPoints};
 
@@ -413,6 +413,14 @@ impl Source {
             Description::Gguf(metadata) => SentenceTransformers::of_gguf(metadata, |name| self.tensor(name)),
             Description::HuggingFace(files) => Ok(files.sentence_transformers.clone()),
             Description::Onnx(bundle) => Ok(bundle.files.sentence_transformers.clone()),
+        }
+    }
+
+    /// Tokens whose logits score pairs of texts, as sentence-transformers names them.
+    pub fn logit_score(&self) -> Option<LogitScore> {
+        match &self.description {
+            Description::HuggingFace(files) => files.logit_score,
+            Description::Gguf(_) | Description::Onnx(_) => None,
         }
     }
 

@@ -29,6 +29,15 @@ pub struct SentenceTransformers {
     pub texts: TextPreparation,
 }
 
+/// Tokens whose logits at the end of a prompt score a pair of texts, as a module of decoders that rerank names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogitScore {
+    /// Token whose logit counts for the pair.
+    pub positive: u64,
+    /// Token whose logit counts against it, if there is one.
+    pub negative: Option<u64>,
+}
+
 /// Pooling of hidden states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolingMode {
@@ -81,7 +90,8 @@ const TOKENIZING: [&str; 7] = [
 const TOKENIZER: &str = "tokenizer_config.json";
 
 /// Files of modules that have a folder, in the folders that sentence-transformers creates.
-const OF_MODULES: [&str; 7] = [
+const OF_MODULES: [&str; 8] = [
+    "1_LogitScore/config.json",
     "1_Pooling/config.json",
     "2_Dense/config.json",
     "2_Dense/model.safetensors",
@@ -97,19 +107,19 @@ pub fn files() -> impl Iterator<Item = &'static str> {
 }
 
 impl SentenceTransformers {
-    /// Reads the modules of `folder`; `None` unless there is a pooling module.
+    /// Reads the modules of `folder`: those after a pooling module, or the tokens that score pairs.
     ///
     /// # Errors
     /// Returns an error if a file can't be read or a setting isn't supported.
-    pub(super) fn read(folder: &Path) -> Result<Option<Self>> {
+    pub(super) fn read(folder: &Path) -> Result<(Option<Self>, Option<LogitScore>)> {
         let list = folder.join(MODULES);
         if !list.exists() {
-            return Ok(None);
+            return Ok((None, None));
         }
         let modules = read_json(&list)?;
         let wrong = |problem: String| SourceError::file(&list, problem).advise(WITHOUT);
         let modules = modules.as_array().ok_or_else(|| wrong("it isn't a list of modules".into()))?;
-        let (mut pooling, mut dense, mut normalize) = (None, Vec::new(), false);
+        let (mut pooling, mut dense, mut normalize, mut score) = (None, Vec::new(), false, None);
         let mut texts = TextPreparation::default();
         for (index, module) in modules.iter().enumerate() {
             let kind = module["type"].as_str().unwrap_or_default();
@@ -121,6 +131,9 @@ impl SentenceTransformers {
             let place = folder.join(place);
             match (kind.rsplit('.').next().unwrap_or_default(), &pooling, normalize) {
                 ("Transformer", None, false) if index == 0 => texts = preparation(folder, &place)?,
+                ("LogitScore", None, false) if index == 1 && modules.len() == 2 => {
+                    score = Some(LogitScore::read(&place)?)
+                }
                 ("Pooling", None, false) if dense.is_empty() => {
                     let (mode, skips_prompt) = pooling_of(&place)?;
                     (pooling, texts.skips_prompt) = (Some(mode), skips_prompt);
@@ -134,7 +147,16 @@ impl SentenceTransformers {
                 }
             }
         }
-        Ok(pooling.map(|pooling| SentenceTransformers { pooling, dense, normalize, texts }))
+        Ok((pooling.map(|pooling| SentenceTransformers { pooling, dense, normalize, texts }), score))
+    }
+}
+
+impl LogitScore {
+    fn read(folder: &Path) -> Result<Self> {
+        let (path, config) = config(folder)?;
+        let token = |key: &str| setting(&path, &config, key, "the id of a token", Json::as_u64);
+        let missing = || SourceError::key(&path, "true_token_id", "expected the id of a token").advise(WITHOUT);
+        Ok(LogitScore { positive: token("true_token_id")?.ok_or_else(missing)?, negative: token("false_token_id")? })
     }
 }
 
@@ -333,12 +355,33 @@ mod tests {
         let list = modules(&[("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]);
         let switches = json!({"pooling_mode_cls_token": false, "pooling_mode_lasttoken": true, "include_prompt": true});
         let room = folder(&[("modules.json", list.clone()), ("1_Pooling/config.json", switches)]);
-        let read = SentenceTransformers::read(room.path()).unwrap().unwrap();
+        let read = SentenceTransformers::read(room.path()).unwrap().0.unwrap();
         assert_eq!((read.pooling, read.dense.len(), read.normalize), (PoolingMode::Last, 0, true));
         let room = folder(&[("modules.json", list), ("1_Pooling/config.json", json!({"pooling_mode": "mean"}))]);
-        let read = SentenceTransformers::read(room.path()).unwrap().unwrap();
+        let read = SentenceTransformers::read(room.path()).unwrap().0.unwrap();
         assert_eq!(read.pooling, PoolingMode::Mean);
-        assert!(SentenceTransformers::read(folder(&[]).path()).unwrap().is_none());
+        assert!(SentenceTransformers::read(folder(&[]).path()).unwrap().0.is_none());
+    }
+
+    #[test]
+    fn tokens_that_score_pairs_are_read() {
+        let list = json!([
+            {"type": "sentence_transformers.base.modules.transformer.Transformer", "path": ""},
+            {"type": "sentence_transformers.cross_encoder.modules.LogitScore", "path": "1_LogitScore"},
+        ]);
+        let read = |config: Json| {
+            let room = folder(&[("modules.json", list.clone()), ("1_LogitScore/config.json", config)]);
+            SentenceTransformers::read(room.path()).map(|(modules, score)| (modules.is_none(), score))
+        };
+        let tokens = json!({"true_token_id": 9693, "false_token_id": 2152, "module_input_name": "causal_logits"});
+        let both = LogitScore { positive: 9693, negative: Some(2152) };
+        assert_eq!(read(tokens).unwrap(), (true, Some(both)));
+        let alone = read(json!({"true_token_id": 7, "false_token_id": null})).unwrap();
+        assert_eq!(alone, (true, Some(LogitScore { positive: 7, negative: None })));
+        for wrong in [json!({}), json!({"true_token_id": "yes"})] {
+            let error = read(wrong).unwrap_err().to_string();
+            assert!(error.contains("true_token_id") && error.contains("expected the id of a token"), "{error}");
+        }
     }
 
     #[test]
