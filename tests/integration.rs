@@ -61,6 +61,7 @@ mod onnx;
 mod oracle;
 mod outputs;
 mod package;
+mod quantized;
 mod reader;
 mod real_model;
 mod recurrent_states;

@@ -26,6 +26,9 @@ pub struct LedgerTotals {
     pub used: usize,
     /// Bytes of the tensors used, in the source.
     pub used_bytes: u64,
+    /// Number of tensors whose integers the packages keep, with their zero points, and with their scales in fp16.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub kept: usize,
     /// Unused tensors, each with the reason.
     pub ignored: BTreeMap<String, String>,
 }
@@ -76,4 +79,8 @@ impl PackageEntry {
     pub fn digest(&self) -> ContentDigest {
         FileDigest::of_all(&self.files)
     }
+}
+
+fn is_none(count: &usize) -> bool {
+    *count == 0
 }

@@ -9,7 +9,9 @@ use anec_base::Result;
 use anec_family::EmitWeight;
 use anec_manifest::{Int8Op, NumberFormat, Quant, Role, WeightFormat};
 use anec_mil::{Constant, Content, DataType, Function, FunctionBuilder, TensorType, ValueId};
-use anec_quant::{ChosenCodes, CodedWeight, Fp16, Inputs, ReadCodes, Rounding, RoundingError, WeightLayout};
+use anec_quant::{
+    ChosenCodes, CodedWeight, Fp16, Inputs, KeptIntegers, KeptWeight, ReadCodes, Rounding, RoundingError, WeightLayout,
+};
 use anec_source::SourceWeight;
 
 /// Emitter for the weights of one package. A weight that several functions use is stored once.
@@ -34,8 +36,19 @@ impl WeightKey {
         WeightKey { weight: weight.key(), channels, format: quant.of(role, layer) }
     }
 
+    /// Returns the weight as a matrix whose rows are output channels.
+    fn matrix(&self, weight: &SourceWeight) -> Result<SourceWeight> {
+        Ok(weight.reshape(&[self.channels, weight.elements() / self.channels.max(1)])?)
+    }
+
     /// Layout of the weight's constants.
     pub(super) fn layout(&self, weight: &SourceWeight) -> WeightLayout {
+        let kept = self.matrix(weight).ok().and_then(|matrix| KeptIntegers::of(&matrix, self.format));
+        kept.map_or_else(|| self.plain_layout(weight), |kept| kept.layout())
+    }
+
+    /// Layout of constants that aren't the source's integers.
+    fn plain_layout(&self, weight: &SourceWeight) -> WeightLayout {
         WeightLayout::of(self.format, self.channels, weight.elements() / self.channels.max(1))
     }
 }
@@ -48,6 +61,8 @@ pub(super) struct Stored {
     pub(super) data: Arc<dyn Content>,
     /// Scales of integers.
     pub(super) scale: Option<Arc<dyn Content>>,
+    /// Offsets of integers.
+    pub(super) offset: Option<Arc<dyn Content>>,
     /// Values of indices.
     pub(super) palette: Option<Arc<dyn Content>>,
     /// Factor of the product's rows.
@@ -62,6 +77,8 @@ struct Emitted {
     tensors: Vec<String>,
     shape: Vec<u64>,
     stored: Stored,
+    /// Whether the integers are the source's.
+    kept: bool,
     measures: Arc<RoundingError>,
 }
 
@@ -95,6 +112,7 @@ impl<'a> Emitter<'a> {
                 weights: key.format.weights,
                 granularity: quantized.then_some(layout.granularity),
                 row_scale: layout.row_scales,
+                kept: e.kept,
                 bytes: layout.bytes(),
                 bits_per_weight: 8.0 * layout.bytes() as f64 / (layout.rows * layout.columns).max(1) as f64,
                 loss: e.measures.total(),
@@ -112,16 +130,22 @@ impl Emitter<'_> {
             Some(known) => return Ok(&mut self.emitted[known]),
             None => self.emitted.entry(key),
         };
-        let (key, layout) = (new.key(), new.key().layout(weight));
-        let (stored, measures) = if key.format.weights == WeightFormat::None {
+        let key = new.key();
+        let file = self.chosen.map_or(Ok(None), |chosen| chosen.codes(&key.weight, key.channels))?;
+        let kept = match &file {
+            None => kept(key, weight)?,
+            Some(_) => None,
+        };
+        let is_kept = kept.is_some();
+        let (stored, measures) = if let Some(stored) = kept {
+            stored
+        } else if key.format.weights == WeightFormat::None {
             let halves = Fp16::new(weight.clone(), overflow);
             let measures = halves.measures();
-            let (data, op) = (Arc::new(halves), key.format.op);
-            (Stored { layout, op, data, scale: None, palette: None, row_scale: None }, measures)
+            let (layout, op, data) = (key.plain_layout(weight), key.format.op, Arc::new(halves));
+            (Stored { layout, op, data, scale: None, offset: None, palette: None, row_scale: None }, measures)
         } else {
-            // rows are output channels
-            let rows = weight.reshape(&[layout.rows, layout.columns])?;
-            let file = self.chosen.map_or(Ok(None), |chosen| chosen.codes(&key.weight, key.channels))?;
+            let (rows, layout) = (key.matrix(weight)?, key.plain_layout(weight));
             let codes = file.map(|file| ReadCodes::new(file, &key.weight, layout.rows, layout.columns)).transpose()?;
             let rounding = codes.map(|codes| Arc::new(codes) as Arc<dyn Rounding>);
             let scales = self.chosen.map_or(Ok(None), |chosen| chosen.scales(&key.weight, key.channels))?;
@@ -136,12 +160,24 @@ impl Emitter<'_> {
                 (Some(codes), Some(scales)) => CodedWeight::with_scales(rows, key.format, overflow, codes, scales)?,
                 (rounding, _) => CodedWeight::with_inputs(rows, key.format, overflow, rounding, inputs),
             };
-            let (scale, palette, row_scale) = (coded.scale(), coded.palette(), coded.row_scale());
-            (Stored { layout, op: key.format.op, data: coded.data(), scale, palette, row_scale }, coded.measures())
+            let (op, data, scale) = (key.format.op, coded.data(), coded.scale());
+            let (palette, row_scale) = (coded.palette(), coded.row_scale());
+            (Stored { layout, op, data, scale, offset: None, palette, row_scale }, coded.measures())
         };
         let (shape, tensors) = (shape.to_vec(), weight.names());
-        Ok(new.or_insert(Emitted { value: None, name: None, role, tensors, shape, stored, measures }))
+        Ok(new.or_insert(Emitted { value: None, name: None, role, tensors, shape, stored, kept: is_kept, measures }))
     }
+}
+
+/// Returns a weight with its source's integers, if its format can hold them.
+fn kept(key: &WeightKey, weight: &SourceWeight) -> Result<Option<(Stored, Arc<RoundingError>)>> {
+    let matrix = key.matrix(weight)?;
+    let kept = KeptIntegers::of(&matrix, key.format).and_then(|kept| KeptWeight::new(matrix, kept));
+    Ok(kept.map(|kept| {
+        let (layout, op, data, scale, offset) =
+            (kept.layout(), key.format.op, kept.data(), Some(kept.scale()), kept.offset());
+        (Stored { layout, op, data, scale, offset, palette: None, row_scale: None }, kept.measures())
+    }))
 }
 
 impl EmitWeight for Emitter<'_> {
@@ -198,11 +234,9 @@ pub(super) fn add(builder: &mut FunctionBuilder, name: &str, shape: &[u64], stor
         }
         let mut scale_shape = ones();
         scale_shape.iter_mut().zip([rows, columns]).for_each(|(size, count)| *size = count);
-        return builder.op(
-            "constexpr_blockwise_shift_scale",
-            name,
-            [("data", data), ("scale", half(&scale_shape, scale))],
-        );
+        let mut parts = vec![("data", data), ("scale", half(&scale_shape, scale))];
+        parts.extend(stored.offset.as_ref().map(|of| ("offset", constant(stored.layout.dtype, &scale_shape, of))));
+        return builder.op("constexpr_blockwise_shift_scale", name, parts);
     }
     if let (Some(palette), Some(palettes)) = (&stored.palette, stored.layout.palettes) {
         let mut lut_shape = [ones(), vec![stored.layout.entries(), 1]].concat();

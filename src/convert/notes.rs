@@ -118,6 +118,33 @@ fn has_key(json: &Json, key: &str) -> bool {
     }
 }
 
+/// Note on integers of the source: how many weights keep them, or how they would be kept.
+pub fn of_integers(report: &ConvertReport, source: &Source) -> Option<String> {
+    let quantized: Vec<&TensorReport> = report
+        .packages
+        .iter()
+        .flat_map(|package| &package.tensors)
+        .filter(|tensor| tensor.weights != WeightFormat::None)
+        .collect();
+    let kept = quantized.iter().filter(|tensor| tensor.kept).count();
+    if kept > 0 {
+        let all = quantized.len();
+        return Some(format!(
+            "{kept} of {all} quantized weights keep the source's integers, with its scales and zero points"
+        ));
+    }
+    let of_source = |tensor: &&TensorReport| source.tensor(tensor.tensors.first()?);
+    let (tensor, (values, block)) =
+        quantized.iter().filter_map(of_source).find_map(|tensor| Some((tensor, tensor.integer_blocks()?)))?;
+    let weights = if values <= 16 { WeightFormat::Int4 } else { WeightFormat::Int8 };
+    let granularity = if block == tensor.columns() { "per_channel".into() } else { format!("{{ block: {block} }}") };
+    Some(format!(
+        "the source's weights are integers with a scale {}, which were rounded anew; `quant.weights: {weights}`, \
+         `quant.granularity: {granularity}` and `transforms: none` keep them",
+        if block == tensor.columns() { "for each row".into() } else { format!("for each {block} columns") }
+    ))
+}
+
 /// Note on large quantization errors, with the remedy.
 pub fn of_losses(report: &ConvertReport) -> Option<String> {
     let loss = |tensor: &TensorReport| tensor.loss.map_or(0.0, |loss| loss.relative_rms_error);
@@ -169,6 +196,22 @@ pub fn of_rounded_codes(problem: &Error) -> String {
     format!("`quant.feedback: gptq` was tried because of that gate, without success: {problem}")
 }
 
+/// Note on roles that stay in fp16 because 8-bit integers lose too much.
+pub fn of_roles_in_fp16(lost: &QualityReport, roles: &[Role]) -> String {
+    let names: Vec<String> = roles.iter().map(|role| format!("`{role}`")).collect();
+    let (names, missed) = (names.join(", "), lost.missed.join(", "));
+    format!(
+        "with all roles in int8 the parity gate would fail ({missed}), so {names} {} in fp16, which lose most; \
+         `quant.feedback: gptq` or `none` keeps them quantized",
+        if roles.len() == 1 { "is" } else { "are" }
+    )
+}
+
+/// Note on a model that loses too much, and of which it is unknown which roles lose most.
+pub fn of_unknown_losses(problem: &Error) -> String {
+    format!("which roles need fp16 because of that gate was not found: {problem}")
+}
+
 /// Note on a tokenizer that the runtime can't read.
 pub fn of_tokenizer(problem: &str) -> String {
     format!("the runtime can't use this tokenizer, so the bundle takes token ids only: {problem}")
@@ -189,6 +232,7 @@ mod tests {
             weights: WeightFormat::Int8,
             granularity: Some(granularity),
             row_scale: false,
+            kept: false,
             bytes: 0,
             bits_per_weight: 8.0,
             loss: Some(Loss { relative_rms_error: *loss, cosine: 1.0, largest: 1.0, saturated: 0, vanished: 0 }),

@@ -1,5 +1,6 @@
 //! The conversion itself.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -9,7 +10,7 @@ use super::open::{Opened, open_observed, resolve};
 use super::output::{self, Existing};
 use super::plan::ConvertPlan;
 use super::report::{self, CalibrationReport, ConvertReport, RunReport};
-use super::resume::{self, CALIBRATION_JOURNAL, Journal};
+use super::resume::{self, CALIBRATION_JOURNAL, FinishedPackage, Journal};
 use super::run::{ConversionRun, WrittenParts};
 use super::tokenizer::{TokenizerCheck, TokenizerFiles};
 use super::{digests, files, host, notes};
@@ -211,6 +212,7 @@ fn write(options: &ConvertOptions, opened: &Opened, steps: ConvertSteps<'_>) -> 
     };
     report.notes.extend(coreai::note(&manifest));
     report.notes.extend(notes::of_losses(&report));
+    report.notes.extend(notes::of_integers(&report, source));
     report.notes.extend(notes::of_source(&manifest, source, &bundle));
     report.notes.extend(written.text.notes.iter().cloned());
     report.notes.extend(written.text.unreadable.as_deref().map(notes::of_tokenizer));
@@ -268,8 +270,14 @@ fn bundle(
         host: written.host.clone(),
         tokenizer: written.text.files.clone(),
         tokenizer_files: written.text.digests.clone(),
-        ledger: ledger.clone(),
+        ledger: LedgerTotals { kept: kept(&written.packages), ..ledger.clone() },
     })
+}
+
+/// Number of tensors whose integers the packages keep.
+fn kept(packages: &[FinishedPackage]) -> usize {
+    let tensors = packages.iter().flat_map(|package| &package.report.tensors).filter(|tensor| tensor.kept);
+    tensors.flat_map(|tensor| &tensor.tensors).collect::<BTreeSet<_>>().len()
 }
 
 /// Measurements of the run.

@@ -195,6 +195,9 @@ pub struct TensorReport {
     /// Whether the product's rows are multiplied by a scale.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub row_scale: bool,
+    /// Whether integers and zero points are the source's, and scales its own in fp16.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub kept: bool,
     /// Bytes of elements, scales and palettes.
     pub bytes: u64,
     /// Bits per weight.

@@ -67,6 +67,7 @@ impl<'a> DryEmitter<'a> {
                 op,
                 data: Unread::content(layout.data_bytes()),
                 scale: layout.scales.map(|_| Unread::content(layout.scale_bytes())),
+                offset: layout.offsets.then(|| Unread::content(layout.offset_bytes())),
                 palette: layout.palettes.map(|_| Unread::content(layout.palette_bytes())),
                 row_scale: layout.row_scales.then(|| Unread::content(layout.row_scale_bytes())),
             }

@@ -16,6 +16,8 @@ pub struct WeightLayout {
     pub granularity: Granularity,
     /// Number of scales along rows and along columns.
     pub scales: Option<[u64; 2]>,
+    /// Whether each scale has an offset, of the elements' type, that is subtracted from the elements.
+    pub offsets: bool,
     /// Number of palettes; each serves an equal number of rows.
     pub palettes: Option<u64>,
     /// Whether each row has a scale that its product is multiplied by.
@@ -57,6 +59,7 @@ impl WeightLayout {
             dtype,
             granularity,
             scales: integers.then_some(scales),
+            offsets: false,
             palettes: palette.map(|_| palettes),
             row_scales: palette.is_some() && format.row_scale,
         }
@@ -70,6 +73,12 @@ impl WeightLayout {
     /// Size of the integers' scales in bytes.
     pub fn scale_bytes(&self) -> u64 {
         self.scales.map_or(0, |[rows, columns]| 2 * rows * columns)
+    }
+
+    /// Size of the offsets in bytes.
+    pub fn offset_bytes(&self) -> u64 {
+        let count = self.scales.filter(|_| self.offsets).map_or(0, |[rows, columns]| rows * columns);
+        self.dtype.packed_bytes(count)
     }
 
     /// Number of entries in a palette.
@@ -89,7 +98,7 @@ impl WeightLayout {
 
     /// Total size in bytes.
     pub fn bytes(&self) -> u64 {
-        self.data_bytes() + self.scale_bytes() + self.palette_bytes() + self.row_scale_bytes()
+        self.data_bytes() + self.scale_bytes() + self.offset_bytes() + self.palette_bytes() + self.row_scale_bytes()
     }
 }
 

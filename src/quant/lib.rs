@@ -31,6 +31,7 @@
 //! | `clip` | clipping range of a per-tensor scale |
 //! | [`cluster`] | exact one-dimensional k-means |
 //! | `rounding` | rounding of values to codes |
+//! | `kept` | integers that are the source's |
 //! | `chosen` | codes chosen before the weight is written |
 //! | `feedback` | error feedback (GPTQ) by the second moments of the inputs |
 //! | `cholesky` | Cholesky factor of the moments |
@@ -49,6 +50,7 @@ mod descent;
 mod error;
 mod feedback;
 mod fp16;
+mod kept;
 mod layout;
 mod measure;
 mod pack;
@@ -64,6 +66,7 @@ pub use coded::CodedWeight;
 pub use error::QuantError;
 pub use feedback::{Damping, ErrorFeedback, RowCodes};
 pub use fp16::Fp16;
+pub use kept::{KeptIntegers, KeptWeight};
 pub use layout::WeightLayout;
 pub use measure::{Loss, RoundingError};
 pub use rounding::{Grid, Rounding};

@@ -402,10 +402,11 @@ pub fn bundle(bundle: &Bundle) -> String {
     });
     let head = ["package", "function", "holds", "T", ">context", ">weights", "compiled"];
     text.push_str(&table(&head, rows));
-    let ignored = &bundle.ledger.ignored;
+    let (ignored, kept) = (&bundle.ledger.ignored, bundle.ledger.kept);
     text.push_str(&format!(
-        "\n{} of the source used{}\n",
+        "\n{} of the source used{}{}\n",
         counted(bundle.ledger.used, "tensor"),
+        if kept == 0 { String::new() } else { format!(", {kept} with their integers kept") },
         if ignored.is_empty() { String::new() } else { format!(", {} ignored:", ignored.len()) }
     ));
     for (tensor, reason) in ignored {

@@ -76,7 +76,7 @@ pub use hugging_face::HuggingFaceFiles;
 pub use ledger::Ledger;
 use sentence_transformers::{LogitScore, SentenceTransformers};
 pub use tensor::SourceTensor;
-pub use weight::{RowOrder, SourceWeight, SquareMatrix, WeightExtent, ZeroPoints};
+pub use weight::{RowOrder, SourceWeight, SquareMatrix, StoredIntegers, WeightExtent, ZeroPoints};
 
 /// The format of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -23,6 +23,7 @@ mod mlx;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use half::{bf16, f16};
 use serde_json::Value as Json;
@@ -30,7 +31,7 @@ use serde_json::Value as Json;
 use super::dtype::SourceDtype;
 use super::error::{Result, SourceError};
 use super::tensor::SourceTensor;
-use super::weight::SourceWeight;
+use super::weight::{Integers, Rounding, SourceWeight};
 
 /// Key of the settings in `config.json`, and MLX's.
 const KEY: &str = "quantization_config";
@@ -89,43 +90,6 @@ pub(super) fn dequantized(place: &Path, config: &mut Json, tensors: Vec<SourceTe
     Ok(read)
 }
 
-/// Type that a library's arithmetic rounds to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rounding {
-    None,
-    F16,
-    Bf16,
-}
-
-impl Rounding {
-    fn of(dtype: SourceDtype) -> Self {
-        match dtype {
-            SourceDtype::F16 => Rounding::F16,
-            SourceDtype::BF16 => Rounding::Bf16,
-            _ => Rounding::None,
-        }
-    }
-
-    /// By a name of PyTorch.
-    fn of_name(name: &str) -> Option<Self> {
-        match name.trim_start_matches("torch.") {
-            "float16" => Some(Rounding::F16),
-            "bfloat16" => Some(Rounding::Bf16),
-            "float32" => Some(Rounding::None),
-            _ => None,
-        }
-    }
-
-    #[inline]
-    fn round(self, value: f32) -> f32 {
-        match self {
-            Rounding::None => value,
-            Rounding::F16 => f16::from_f32(value).to_f32(),
-            Rounding::Bf16 => bf16::from_f32(value).to_f32(),
-        }
-    }
-}
-
 /// Tensors of a quantized checkpoint and its settings.
 struct Checkpoint<'a> {
     place: &'a Path,
@@ -181,12 +145,37 @@ trait DecodeRow: Fn(u64, &mut [f32]) -> Result<()> + Send + Sync + 'static {}
 impl<F: Fn(u64, &mut [f32]) -> Result<()> + Send + Sync + 'static> DecodeRow for F {}
 
 /// Returns the matrix whose rows `decode` gives. `parts` are the tensors that it reads.
-fn matrix(name: &str, [rows, columns]: [u64; 2], parts: &[&SourceTensor], decode: impl DecodeRow) -> SourceWeight {
+fn matrix(name: &str, shape: [u64; 2], parts: &[&SourceTensor], decode: impl DecodeRow) -> SourceWeight {
+    decoded(name, shape, parts, None, decode)
+}
+
+/// Returns the matrix of some integers. `parts` are the tensors that they are read from.
+fn integer_matrix(name: &str, rows: u64, parts: &[&SourceTensor], integers: Integers) -> SourceWeight {
+    let (shape, integers) = ([rows, integers.columns], Arc::new(integers));
+    decoded(name, shape, parts, Some(integers.clone()), move |row, out| {
+        integers.decode(row as usize, out);
+        Ok(())
+    })
+}
+
+fn decoded(
+    name: &str,
+    [rows, columns]: [u64; 2],
+    parts: &[&SourceTensor],
+    integers: Option<Arc<Integers>>,
+    decode: impl DecodeRow,
+) -> SourceWeight {
     let parts = parts.iter().map(|tensor| SourceWeight::from((*tensor).clone())).collect();
-    SourceWeight::decoded_rows(name, [rows, columns], parts, move |first, out| {
+    SourceWeight::decoded_rows(name, [rows, columns], parts, integers, move |first, out| {
         let width = usize::try_from(columns).unwrap_or(usize::MAX).max(1);
         out.chunks_exact_mut(width).zip(first..).try_for_each(|(out, row)| decode(row, out))
     })
+}
+
+/// Reads a row of a matrix of bytes, as integers with a sign.
+fn bytes_as_integers(tensor: &SourceTensor, row: usize, out: &mut [i16]) {
+    let bytes = &tensor.bytes().unwrap_or_default()[row * out.len()..];
+    out.iter_mut().zip(bytes).for_each(|(out, byte)| *out = i16::from(*byte as i8));
 }
 
 /// Bytes of a tensor of one of the types, and of a shape.

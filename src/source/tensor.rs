@@ -194,6 +194,14 @@ impl SourceTensor {
         }
     }
 
+    /// Returns the weight that the elements are computed from, if they are.
+    pub(super) fn computed_of(&self) -> Option<&SourceWeight> {
+        match &self.0.data {
+            Data::Computed { of, .. } => Some(of),
+            Data::File { .. } | Data::Random(_) | Data::Absent { .. } => None,
+        }
+    }
+
     /// Returns the path of the tensor's file; `None` if elements are computed.
     pub fn path(&self) -> Option<&Path> {
         match &self.0.data {

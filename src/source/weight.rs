@@ -9,10 +9,12 @@
 //! | `order` | row orders |
 //! | `read` | element access and error locations |
 //! | `key` | textual identity of an expression |
+//! | `integers` | integers that the source stores, for number formats that can hold them |
 //! | `extent` | maxima and squares of rows and columns |
 //! | `lazy` | vectors and rows computed from other weights, products with a square matrix, low-rank updates |
 
 mod extent;
+mod integers;
 mod key;
 mod lazy;
 mod order;
@@ -24,6 +26,8 @@ use std::sync::Arc;
 use super::error::{Result, SourceError};
 use super::tensor::{SourceTensor, rows_and_columns};
 pub use extent::WeightExtent;
+pub use integers::StoredIntegers;
+pub(crate) use integers::{Formula, Integers, Rounding};
 pub use lazy::SquareMatrix;
 pub use order::RowOrder;
 

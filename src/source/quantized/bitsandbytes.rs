@@ -2,10 +2,11 @@
 
 use serde_json::Value as Json;
 
-use super::{Checkpoint, Numbers, Rounding, bytes_of, matrix, numbers};
+use super::{Checkpoint, Numbers, bytes_as_integers, bytes_of, integer_matrix, matrix, numbers};
 use crate::dtype::SourceDtype;
 use crate::error::{Result, SourceError};
 use crate::tensor::SourceTensor;
+use crate::weight::{Formula, Integers, Rounding};
 
 /// One over 127, as bitsandbytes spells it.
 const ONE_127TH: f32 = 7.874_015_7e-3;
@@ -115,14 +116,19 @@ fn add_rows(checkpoint: &mut Checkpoint<'_>, base: &str) -> Result<()> {
     bytes_of(&weight, &[SourceDtype::I8], &[rows, columns])?;
     bytes_of(&largest, &[SourceDtype::F32], &[rows])?;
     let (factors, rounding, codes) = (numbers(&largest)?, checkpoint.dtype, weight.clone());
-    let decode = move |row: u64, out: &mut [f32]| {
-        codes.read(row * columns, out)?;
-        let factor = factors[row as usize];
-        out.iter_mut().for_each(|value| *value = rounding.round(*value * factor * ONE_127TH));
-        Ok(())
-    };
     let parts = [&weight, &largest];
-    let decoded = matrix(&name, [rows, columns], &parts, decode);
+    let integers = Integers {
+        range: [-128, 127],
+        zeros: [0, 0],
+        columns,
+        groups: 1,
+        order: None,
+        formula: Formula::Scaled(ONE_127TH),
+        rounding,
+        read: Box::new(move |row, out| bytes_as_integers(&codes, row, out)),
+        numbers: Box::new(move |row, _| [factors[row], 0.0]),
+    };
+    let decoded = integer_matrix(&name, rows, &parts, integers);
     checkpoint.put(name, &parts, SourceDtype::I8, decoded);
     Ok(())
 }

@@ -1,11 +1,12 @@
 //! compressed-tensors, as LLM Compressor writes it: FP8, int8, and integers of 2 to 8 bits packed into words.
 
 use super::bits::{field, field_of_column};
-use super::gptq::dtype_of;
-use super::{Checkpoint, Numbers, Rounding, bytes_of, fp8, matrix, numbers};
+use super::gptq::{dtype_of, in_order};
+use super::{Checkpoint, Numbers, bytes_as_integers, bytes_of, fp8, integer_matrix, numbers};
 use crate::dtype::SourceDtype;
 use crate::error::{Result, SourceError};
 use crate::tensor::SourceTensor;
+use crate::weight::{Formula, Integers, Rounding};
 
 const WORDS: [SourceDtype; 1] = [SourceDtype::I32];
 
@@ -92,26 +93,33 @@ fn add_packed(
         ));
     }
     let (rounding, factors) = (Rounding::of(scales.dtype()), Numbers::new(scales)?);
-    let half = (1u32 << (bits - 1)) as f32;
-    let (codes, zero_points) = (packed.clone(), zeros.clone());
-    let decode = move |row: u64, out: &mut [f32]| {
-        let row = row as usize;
-        let codes = &codes.bytes().unwrap_or_default()[row * 4 * words as usize..];
-        let zeros = zero_points.as_ref().and_then(SourceTensor::bytes);
-        let of_group = |group: usize| {
-            let zero = zeros.map(|zeros| field_of_column(zeros, group, groups as usize, row, bits) as f32 - half);
-            (factors.get(row * groups as usize + group), zero.unwrap_or(0.0))
-        };
-        let groups: Vec<(f32, f32)> = (0..groups as usize).map(of_group).collect();
-        for (column, (out, group)) in out.iter_mut().zip(&group_of).enumerate() {
-            let (scale, zero) = groups[*group as usize];
-            *out = rounding.round((field(codes, column, bits) as f32 - half - zero) * scale);
-        }
-        Ok(())
+    let half = 1i16 << (bits - 1);
+    let (codes, words, stride) = (packed.clone(), words as usize, groups as usize);
+    let read = move |row: usize, out: &mut [i16]| {
+        let codes = &codes.bytes().unwrap_or_default()[row * 4 * words..];
+        out.iter_mut().enumerate().for_each(|(column, out)| *out = field(codes, column, bits) as i16 - half);
+    };
+    let symmetric = zeros.is_none();
+    let numbers = move |row: usize, group: usize| {
+        let zeros = zeros.as_ref().and_then(SourceTensor::bytes);
+        let zero = zeros.map(|zeros| field_of_column(zeros, group, stride, row, bits) as f32 - f32::from(half));
+        [factors.get(row * stride + group), zero.unwrap_or(0.0)]
     };
     let name = format!("{base}weight");
     let parts = [packed, scales];
-    let decoded = matrix(&name, [rows, columns], &parts, decode);
+    let range = [-half, half - 1];
+    let integers = Integers {
+        range,
+        zeros: if symmetric { [0, 0] } else { range },
+        columns,
+        groups,
+        order: in_order(group_of, groups),
+        formula: Formula::Shifted,
+        rounding,
+        read: Box::new(read),
+        numbers: Box::new(numbers),
+    };
+    let decoded = integer_matrix(&name, rows, &parts, integers);
     checkpoint.put(name, &parts, dtype_of(bits), decoded);
     Ok(())
 }
@@ -143,20 +151,26 @@ fn add_integers(checkpoint: &mut Checkpoint<'_>, base: &str, scales: &SourceTens
         return Err(wrong(checkpoint, scales, format!("{count} scales have another number of zero points")));
     }
     let (rounding, factors) = (Rounding::of(scales.dtype()), Numbers::new(scales)?);
-    let size = columns.checked_div(groups).unwrap_or(columns).max(1) as usize;
     let codes = weight.clone();
-    let decode = move |row: u64, out: &mut [f32]| {
-        codes.read(row * columns, out)?;
-        let first = (row * groups) as usize;
-        for (index, part) in out.chunks_mut(size).enumerate() {
-            let zero = zeros.as_ref().map_or(0.0, |zeros| zeros[first + index]);
-            let factor = factors.get(first + index);
-            part.iter_mut().for_each(|value| *value = rounding.round((*value - zero) * factor));
-        }
-        Ok(())
+    let symmetric = zeros.is_none();
+    let numbers = move |row: usize, group: usize| {
+        let at = row * groups as usize + group;
+        [factors.get(at), zeros.as_ref().map_or(0.0, |zeros| zeros[at])]
     };
     let parts = [&weight, scales];
-    let decoded = matrix(&name, [rows, columns], &parts, decode);
+    let integers = Integers {
+        range: [-128, 127],
+        zeros: if symmetric { [0, 0] } else { [-128, 127] },
+        columns,
+        // one scale for the tensor is one for each row
+        groups: groups.max(1),
+        order: None,
+        formula: Formula::Shifted,
+        rounding,
+        read: Box::new(move |row, out| bytes_as_integers(&codes, row, out)),
+        numbers: Box::new(numbers),
+    };
+    let decoded = integer_matrix(&name, rows, &parts, integers);
     checkpoint.put(name, &parts, SourceDtype::I8, decoded);
     Ok(())
 }

@@ -1,9 +1,10 @@
 //! FP8: a scale for each block, each row, or the whole weight.
 
-use super::{Checkpoint, Rounding, matrix, numbers};
+use super::{Checkpoint, matrix, numbers};
 use crate::dtype::SourceDtype;
 use crate::error::{Result, SourceError};
 use crate::tensor::SourceTensor;
+use crate::weight::Rounding;
 
 /// Reads DeepSeek's blocks (`weight_scale_inv`) and FBGEMM's rows (`weight_scale`).
 pub(super) fn read(mut checkpoint: Checkpoint<'_>) -> Result<Vec<SourceTensor>> {

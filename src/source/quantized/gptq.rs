@@ -3,10 +3,11 @@
 use serde_json::Value as Json;
 
 use super::bits::{field, field_of_column, word};
-use super::{Checkpoint, Numbers, Rounding, bytes_of, matrix, numbers};
+use super::{Checkpoint, Numbers, bytes_of, integer_matrix, numbers};
 use crate::dtype::SourceDtype;
 use crate::error::Result;
 use crate::tensor::SourceTensor;
+use crate::weight::{Formula, Integers, Rounding};
 
 const WORDS: [SourceDtype; 2] = [SourceDtype::I32, SourceDtype::U32];
 const HALVES: [SourceDtype; 3] = [SourceDtype::F16, SourceDtype::BF16, SourceDtype::F32];
@@ -64,23 +65,32 @@ pub(super) fn read_gptq(mut checkpoint: Checkpoint<'_>) -> Result<Vec<SourceTens
         let parts = [&qweight, &qzeros, &scales];
         let (codes, zeros) = (qweight.clone(), qzeros.clone());
         let (stride, zero_words) = (rows as usize, (rows * u64::from(bits)).div_ceil(32) as usize);
-        let decode = move |row: u64, out: &mut [f32]| {
-            let row = row as usize;
-            let (codes, zeros) = (codes.bytes().unwrap_or_default(), zeros.bytes().unwrap_or_default());
-            let of_group = |group: usize| {
-                let stored = field(&zeros[4 * group * zero_words..], row, bits);
-                (factors.get(group * stride + row), (stored + stored_less) as f32)
-            };
-            let groups: Vec<(f32, f32)> = (0..groups as usize).map(of_group).collect();
-            for (column, (out, group)) in out.iter_mut().zip(&group_of).enumerate() {
-                let (scale, zero) = groups[*group as usize];
-                let code = field_of_column(codes, row, stride, column, bits) as f32;
-                *out = rounding.round(scale * (code - zero));
-            }
-            Ok(())
+        let read = move |row: usize, out: &mut [i16]| {
+            let codes = codes.bytes().unwrap_or_default();
+            let code = |column| field_of_column(codes, row, stride, column, bits) as i16;
+            out.iter_mut().enumerate().for_each(|(column, out)| *out = code(column));
         };
+        let numbers = move |row: usize, group: usize| {
+            let stored = field(&zeros.bytes().unwrap_or_default()[4 * group * zero_words..], row, bits);
+            [factors.get(group * stride + row), (stored + stored_less) as f32]
+        };
+        let most = (1 << bits) - 1;
         let name = format!("{base}weight");
-        let decoded = matrix(&name, [rows, columns], &parts, decode);
+        let integers = Integers {
+            range: [0, most],
+            zeros: match settings["sym"].as_bool() {
+                Some(true) => [1 << (bits - 1); 2],
+                _ => [0, most],
+            },
+            columns,
+            groups,
+            order: in_order(group_of, groups),
+            formula: Formula::Shifted,
+            rounding,
+            read: Box::new(read),
+            numbers: Box::new(numbers),
+        };
+        let decoded = integer_matrix(&name, rows, &parts, integers);
         checkpoint.put(name, &parts, dtype_of(bits), decoded);
     }
     Ok(checkpoint.finish())
@@ -109,34 +119,49 @@ pub(super) fn read_awq(mut checkpoint: Checkpoint<'_>) -> Result<Vec<SourceTenso
         bytes_of(&qweight, &WORDS, &[columns, words])?;
         bytes_of(&qzeros, &WORDS, &[groups, words])?;
         bytes_of(&scales, &HALVES, &[groups, rows])?;
-        let size = columns.checked_div(groups).filter(|size| size * groups == columns && *size > 0);
-        let Some(size) = size else {
+        if columns.checked_div(groups).is_none_or(|size| size == 0 || size * groups != columns) {
             let problem = format!("{groups} groups don't divide {columns} input channels");
             return Err(crate::SourceError::tensor(checkpoint.place, scales.name(), problem));
-        };
+        }
         let (rounding, factors) = (Rounding::of(scales.dtype()), Numbers::new(&scales)?);
         let parts = [&qweight, &qzeros, &scales];
         let (codes, zeros) = (qweight.clone(), qzeros.clone());
         let (words, rows_of) = (words as usize, rows as usize);
-        let decode = move |row: u64, out: &mut [f32]| {
-            let row = row as usize;
-            let (codes, zeros) = (codes.bytes().unwrap_or_default(), zeros.bytes().unwrap_or_default());
-            let shift = 4 * AWQ_ORDER[row % 8];
-            let code = |bytes: &[u8], line: usize| word(bytes, line * words + row / 8) >> shift & 15;
-            for (group, out) in out.chunks_mut(size as usize).enumerate() {
-                let (scale, zero) = (factors.get(group * rows_of + row), code(zeros, group) as f32);
-                for (column, out) in out.iter_mut().enumerate() {
-                    let value = code(codes, group * size as usize + column) as f32;
-                    *out = rounding.round((value - zero) * scale);
-                }
-            }
-            Ok(())
+        let code = move |bytes: &[u8], line: usize, row: usize| {
+            (word(bytes, line * words + row / 8) >> (4 * AWQ_ORDER[row % 8]) & 15) as i16
+        };
+        let read = move |row: usize, out: &mut [i16]| {
+            let codes = codes.bytes().unwrap_or_default();
+            out.iter_mut().enumerate().for_each(|(column, out)| *out = code(codes, column, row));
+        };
+        let numbers = move |row: usize, group: usize| {
+            let zero = code(zeros.bytes().unwrap_or_default(), group, row);
+            [factors.get(group * rows_of + row), f32::from(zero)]
         };
         let name = format!("{base}weight");
-        let decoded = matrix(&name, [rows, columns], &parts, decode);
+        let integers = Integers {
+            range: [0, 15],
+            zeros: [0, 15],
+            columns,
+            groups,
+            order: None,
+            formula: Formula::Shifted,
+            rounding,
+            read: Box::new(read),
+            numbers: Box::new(numbers),
+        };
+        let decoded = integer_matrix(&name, rows, &parts, integers);
         checkpoint.put(name, &parts, SourceDtype::U4, decoded);
     }
     Ok(checkpoint.finish())
+}
+
+/// Returns the group of each column unless groups are equal numbers of consecutive columns.
+pub(super) fn in_order(group_of: Vec<u32>, groups: u64) -> Option<Vec<u32>> {
+    let size = (group_of.len() as u64).checked_div(groups).unwrap_or(0);
+    let is_plain = size * groups == group_of.len() as u64
+        && group_of.iter().zip(0..).all(|(own, column): (&u32, u64)| column.checked_div(size) == Some(u64::from(*own)));
+    (!is_plain).then_some(group_of)
 }
 
 fn not_a_matrix(checkpoint: &Checkpoint<'_>, tensor: &SourceTensor) -> crate::SourceError {

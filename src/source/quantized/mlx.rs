@@ -4,10 +4,11 @@ use serde_json::Value as Json;
 
 use super::bits::field;
 use super::gptq::dtype_of;
-use super::{Checkpoint, Numbers, Rounding, bytes_of, matrix};
+use super::{Checkpoint, Numbers, bytes_of, integer_matrix};
 use crate::dtype::SourceDtype;
 use crate::error::{Result, SourceError};
 use crate::tensor::SourceTensor;
+use crate::weight::{Formula, Integers, Rounding};
 
 /// Reads affine quantization, whose settings may differ from layer to layer.
 pub(super) fn read(mut checkpoint: Checkpoint<'_>) -> Result<Vec<SourceTensor>> {
@@ -43,22 +44,29 @@ fn add(checkpoint: &mut Checkpoint<'_>, base: &str, bits: u32, group: u64) -> Re
     bytes_of(&biases, &[scales.dtype()], &[above, &[groups]].concat())?;
     let shape = [above, &[columns]].concat();
     let (rounding, factors, addends) = (Rounding::of(scales.dtype()), Numbers::new(&scales)?, Numbers::new(&biases)?);
-    let codes = weight.clone();
-    let decode = move |row: u64, out: &mut [f32]| {
-        let row = row as usize;
-        let codes = &codes.bytes().unwrap_or_default()[row * 4 * words as usize..];
-        let first = row * groups as usize;
-        for (index, part) in out.chunks_mut(group as usize).enumerate() {
-            let (scale, bias) = (factors.get(first + index), addends.get(first + index));
-            for (column, out) in part.iter_mut().enumerate() {
-                let code = field(codes, index * group as usize + column, bits) as f32;
-                *out = rounding.round(rounding.round(scale * code) + bias);
-            }
-        }
-        Ok(())
+    let (codes, words, stride) = (weight.clone(), words as usize, groups as usize);
+    let read = move |row: usize, out: &mut [i16]| {
+        let codes = &codes.bytes().unwrap_or_default()[row * 4 * words..];
+        out.iter_mut().enumerate().for_each(|(column, out)| *out = field(codes, column, bits) as i16);
+    };
+    let numbers = move |row: usize, index: usize| {
+        let at = row * stride + index;
+        [factors.get(at), addends.get(at)]
+    };
+    let most = (1 << bits) - 1;
+    let integers = Integers {
+        range: [0, most],
+        zeros: [0, most],
+        columns,
+        groups,
+        order: None,
+        formula: Formula::Affine,
+        rounding,
+        read: Box::new(read),
+        numbers: Box::new(numbers),
     };
     let parts = [&weight, &scales, &biases];
-    let decoded = matrix(&name, [rows, columns], &parts, decode).reshape(&shape)?;
+    let decoded = integer_matrix(&name, rows, &parts, integers).reshape(&shape)?;
     checkpoint.put(name, &parts, dtype_of(bits), decoded);
     Ok(())
 }

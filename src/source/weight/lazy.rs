@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use super::SourceWeight;
+use super::{Integers, SourceWeight};
 use crate::error::{Result, SourceError};
 
 /// Square matrix `Q` that multiplies weights in place.
@@ -84,6 +84,8 @@ pub(super) struct ComputedRows {
     /// Operands of which a row needs all elements.
     pub(super) whole: Vec<SourceWeight>,
     compute: ComputeRows,
+    /// Integers that the rows are decoded from.
+    pub(super) integers: Option<Arc<Integers>>,
 }
 
 impl ComputedRows {
@@ -261,21 +263,24 @@ impl SourceWeight {
             return Err(SourceError::Weight { weight: name.to_owned(), problem });
         }
         let compute = Box::new(compute);
-        let computed = ComputedRows { name: name.to_owned(), rows, columns, by_row, whole, compute };
+        let name = name.to_owned();
+        let computed = ComputedRows { name, rows, columns, by_row, whole, compute, integers: None };
         Ok(SourceWeight { node: Arc::new(super::Node::ComputedRows(computed)), shape: [rows, columns].into() })
     }
 
     /// Returns a matrix of the given rows and columns that `compute` decodes from `parts` when it is read, from the
-    /// first row and a buffer of whole rows. `compute` must not use the thread pool.
+    /// first row and a buffer of whole rows. `compute` must not use the thread pool. `integers` are those that it
+    /// decodes, if any.
     pub(crate) fn decoded_rows(
         name: &str,
         [rows, columns]: [u64; 2],
         parts: Vec<SourceWeight>,
+        integers: Option<Arc<Integers>>,
         compute: impl Fn(u64, &mut [f32]) -> Result<()> + Send + Sync + 'static,
     ) -> SourceWeight {
-        let compute = Box::new(compute);
-        let columns = columns.max(1);
-        let computed = ComputedRows { name: name.to_owned(), rows, columns, by_row: Vec::new(), whole: parts, compute };
+        let (name, compute, columns) = (name.to_owned(), Box::new(compute), columns.max(1));
+        let by_row = Vec::new();
+        let computed = ComputedRows { name, rows, columns, by_row, whole: parts, compute, integers };
         SourceWeight { node: Arc::new(super::Node::ComputedRows(computed)), shape: [rows, columns].into() }
     }
 

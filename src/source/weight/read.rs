@@ -88,7 +88,7 @@ impl SourceWeight {
 
     /// Returns the operand that holds element `at`, the element's index in it, and the number of elements, at most
     /// `length`, that follow there. `at` must be inside this weight.
-    fn piece(&self, at: u64, length: u64) -> (&SourceWeight, u64, u64) {
+    pub(super) fn piece(&self, at: u64, length: u64) -> (&SourceWeight, u64, u64) {
         match &*self.node {
             Node::Slice { of, first } => (of, first + at, length),
             Node::Concatenation(parts) => {
