@@ -173,6 +173,30 @@ fn a_form_that_would_fail_its_gate_gets_its_codes_by_feedback() {
     assert_eq!((feedback, &result["status"]), (None, &serde_json::json!("written")));
     assert!(stderr.contains("`quant.feedback: gptq` was tried") && stderr.contains("missing.txt"), "{stderr}");
 
+    // chosen codes would fail, too: the roles that lose most stay in fp16
+    std::fs::remove_dir_all(&out).unwrap();
+    let limit = "gates.parity.kl=0.0001";
+    let (result, feedback, stderr) = convert(&[limit]);
+    assert_eq!(feedback.as_deref(), Some("gptq"), "{result:#}");
+    let note = "with all roles in int8 the parity gate would fail (KL 0.0002, limit 0.0001), so `";
+    assert!(stderr.contains(note) && stderr.contains("in fp16, which lose most"), "{stderr}");
+    let quality = &result["report"]["quality"];
+    assert!(quality["kl"].as_f64().unwrap() <= 0.0001 && quality["missed"].is_null(), "{quality}");
+    let bundle = json(&out.join("bundle.json"));
+    let roles = bundle["manifest"]["quant"]["overrides"].as_object().unwrap();
+    assert!((1..5).contains(&roles.len()) && roles.values().all(|role| role["weights"] == "none"), "{roles:?}");
+    let tensors =
+        || result["report"]["packages"].as_array().unwrap().iter().flat_map(|p| p["tensors"].as_array().unwrap());
+    let of_role = |tensor: &serde_json::Value| {
+        let role = tensor["role"].as_str().unwrap();
+        roles.contains_key(role) || role.starts_with("attention_") && roles.contains_key("attention_qkv")
+    };
+    assert!(
+        tensors().any(|tensor| tensor["weights"] == "int8" && !roles.contains_key(tensor["role"].as_str().unwrap()))
+    );
+    assert!(tensors().filter(|tensor| tensor["weights"] == "none").any(of_role));
+    assert_eq!(convert(&[limit]).0["status"], "up_to_date");
+
     // a calibration text of one token is of no use: the rounded form is kept
     std::fs::remove_dir_all(&out).unwrap();
     let (result, feedback, stderr) = convert(&["quant.weights=palette4", "calibration.tokens=1"]);

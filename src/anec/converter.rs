@@ -5,18 +5,18 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anec_base::{Progress, ProgressEvent, Result};
-use anec_bundle::{Bundle, Task};
+use anec_bundle::Task;
 use anec_calibrate::plan::Planned;
 use anec_calibrate::sensitivity::{self, Sensitivities, SensitivityOptions};
 use anec_calibrate::{calibrate, plan};
 use anec_convert::plan::ConvertPlan;
-use anec_convert::report::{ConvertReport, FILE_NAME as REPORT, QualityReport};
+use anec_convert::report::{ConvertReport, QualityReport};
 use anec_convert::{
-    Choose, ConvertOptions, ConvertSteps, ConvertedBundle, Outcome, convert, convert_with, files, notes, open, output,
+    Choose, ConvertOptions, ConvertSteps, ConvertedBundle, Outcome, convert, convert_with, notes, open, output,
 };
 use anec_exec::Precision;
 use anec_manifest::{
-    Feedback, LmHead, Manifest, Numerics, ProgramFormat, Quant, QuantOverride, QuantPlan, ResidualScale, WeightFormat,
+    LmHead, Manifest, Numerics, ProgramFormat, Quant, QuantOverride, QuantPlan, ResidualScale, WeightFormat,
 };
 use anec_runtime::{Chunking, ForwardOptions, LoadedModel, Tokenizer};
 use anec_validate::numerics::residual_scale;
@@ -28,8 +28,6 @@ use crate::scratch::Scratch;
 const POSITIONS: usize = 256;
 /// Largest number of weights of a model whose quality is measured.
 const MEASURED_WEIGHTS: u64 = 2_200_000_000;
-/// Largest number of weights of a model whose codes are chosen by error feedback unasked, which takes minutes.
-const CALIBRATED_WEIGHTS: u64 = 1_000_000_000;
 
 /// Converter of a source into a bundle.
 ///
@@ -46,14 +44,14 @@ const CALIBRATED_WEIGHTS: u64 = 1_000_000_000;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Converter {
-    manifest: Manifest,
-    out: Option<PathBuf>,
-    force: bool,
+    pub(crate) manifest: Manifest,
+    pub(crate) out: Option<PathBuf>,
+    pub(crate) force: bool,
     /// Replaces a bundle of other inputs.
-    replace: bool,
-    compile: bool,
-    measure: bool,
-    progress: Progress,
+    pub(crate) replace: bool,
+    pub(crate) compile: bool,
+    pub(crate) measure: bool,
+    pub(crate) progress: Progress,
 }
 
 impl Converter {
@@ -101,7 +99,8 @@ impl Converter {
     /// Sets whether the converted model's logits are compared with those of the source's own weights, on built-in text.
     /// It takes seconds, and disk space for the weights in fp16; models of more than two billion weights, and those
     /// that generate no text, are skipped. Where the manifest leaves `quant.feedback` open and a model of at most a
-    /// billion weights would fail its parity gate, it is converted again with `gptq`. Default: false.
+    /// billion weights would fail its parity gate, it is converted again with `gptq`; if int8 weights would fail even
+    /// so, again with the roles in fp16 that lose most. Default: false.
     pub fn measure(mut self, measure: bool) -> Self {
         self.measure = measure;
         self
@@ -116,64 +115,8 @@ impl Converter {
         ConvertPlan::new(&open::resolve(&self.manifest, &opened.source, &*opened.model), &*opened.model)
     }
 
-    /// Converts, resuming an interrupted conversion. With `numerics.scale: auto`, the scale of the residual stream is
-    /// measured first; with `quant.plan`, formats are chosen by their measured loss; with `quant.feedback: gptq`, the
-    /// codes of weights are chosen on a calibration text.
-    ///
-    /// # Errors
-    /// Returns any error of the source, the manifest, the output folder or the disk.
-    pub fn convert(&self) -> Result<Outcome> {
-        let with_gptq = |manifest: &Manifest| {
-            let quant = Quant { feedback: Some(Feedback::Gptq), ..manifest.quant.clone() };
-            Manifest { quant, ..manifest.clone() }
-        };
-        let is_open = self.manifest.quant.feedback.is_none() && self.manifest.quant.plan.is_none();
-        if is_open && !self.force && self.existing_feedback() == Some(Feedback::Gptq) {
-            return Converter { manifest: with_gptq(&self.manifest), ..self.clone() }.convert_as_asked();
-        }
-        let mut outcome = self.convert_as_asked()?;
-        let report: Option<ConvertReport> = match &outcome {
-            _ if !(is_open && self.measure) => None,
-            Outcome::Written(written) => Some(written.report.clone()),
-            // a run that was interrupted while it chose codes
-            Outcome::UpToDate(path) if output::partial(path).exists() => {
-                std::fs::read(path.join(REPORT)).ok().and_then(|json| serde_json::from_slice(&json).ok())
-            }
-            Outcome::UpToDate(_) => None,
-        };
-        let Some(report) = report.filter(|report| weights(report) <= CALIBRATED_WEIGHTS) else { return Ok(outcome) };
-        let Some(rounded) = report.quality.filter(|quality| !quality.missed.is_empty()) else { return Ok(outcome) };
-        let replacing = Converter { force: false, replace: true, ..self.clone() };
-        let chosen = Converter { manifest: with_gptq(&self.manifest), ..replacing.clone() }.convert_as_asked();
-        let mut chosen = match chosen {
-            Ok(Outcome::Written(chosen)) => chosen,
-            Ok(up_to_date) => return Ok(up_to_date),
-            // the rounded bundle is complete
-            Err(error) => {
-                if let Outcome::Written(rounded) = &mut outcome {
-                    rounded.report.notes.push(notes::of_rounded_codes(&error));
-                    files::write_json(&rounded.path.join(REPORT), &rounded.report)?;
-                }
-                return Ok(outcome);
-            }
-        };
-        let loss = |quality: &QualityReport| (quality.missed.len(), quality.kl);
-        if !chosen.report.quality.as_ref().is_some_and(|quality| loss(quality) < loss(&rounded)) {
-            return replacing.convert_as_asked();
-        }
-        chosen.report.notes.insert(0, notes::of_chosen_feedback(&rounded));
-        files::write_json(&chosen.path.join(REPORT), &chosen.report)?;
-        Ok(Outcome::Written(chosen))
-    }
-
-    /// How the codes of the bundle at the output path were chosen.
-    fn existing_feedback(&self) -> Option<Feedback> {
-        let path = output::bundle_path(self.out.as_deref(), &self.name()?).ok()?;
-        Bundle::read(&path).ok()?.manifest.quant.feedback
-    }
-
     /// Converts with the manifest's `quant.feedback`, where `none` is the default.
-    fn convert_as_asked(&self) -> Result<Outcome> {
+    pub(crate) fn convert_as_asked(&self) -> Result<Outcome> {
         let mut manifest = self.manifest.clone();
         if manifest.numerics.scale == Some(ResidualScale::Auto) {
             manifest.numerics.scale = Some(ResidualScale::Factor(self.measured_scale()?));
@@ -278,7 +221,7 @@ impl Converter {
     }
 
     /// Name of the model: the manifest's, or that of the source.
-    fn name(&self) -> Option<String> {
+    pub(crate) fn name(&self) -> Option<String> {
         let named = || self.manifest.source.as_deref().map(open::name_of);
         self.manifest.name.clone().or_else(named)
     }
@@ -306,7 +249,7 @@ impl Converter {
 }
 
 /// Number of weights in a bundle's packages.
-fn weights(report: &ConvertReport) -> u64 {
+pub(crate) fn weights(report: &ConvertReport) -> u64 {
     let tensors = report.packages.iter().flat_map(|package| &package.tensors);
     tensors.map(|tensor| tensor.shape.iter().product::<u64>()).sum()
 }

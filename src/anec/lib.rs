@@ -62,6 +62,8 @@
 #[cfg(feature = "convert")]
 mod cache;
 #[cfg(feature = "convert")]
+mod choice;
+#[cfg(feature = "convert")]
 mod converter;
 #[cfg(feature = "convert")]
 mod doctor;
