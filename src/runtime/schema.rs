@@ -80,6 +80,11 @@ fn divisor(value: f64) -> u64 {
     (digits + &"0".repeat(zeros)).parse().unwrap_or(u64::MAX)
 }
 
+/// Keywords whose values are no schemas.
+const VALUES: [&str; 4] = ["enum", "const", "default", "examples"];
+/// Keywords whose values are schemas by names, which may be those of keywords.
+const SCHEMAS_BY_NAME: [&str; 5] = ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
+
 /// Parts of a schema that references can name, and the references that have been rewritten.
 struct References {
     root: Json,
@@ -119,8 +124,12 @@ impl References {
                     fields.entry("$ref").or_insert(reference);
                 }
                 for (key, value) in fields.iter_mut() {
-                    if !matches!(key.as_str(), "enum" | "const" | "default" | "examples") {
-                        self.visit(value, &base)?;
+                    match value {
+                        _ if VALUES.contains(&key.as_str()) => {}
+                        Json::Object(named) if SCHEMAS_BY_NAME.contains(&key.as_str()) => {
+                            named.values_mut().try_for_each(|value| self.visit(value, &base))?;
+                        }
+                        value => self.visit(value, &base)?,
                     }
                 }
                 if let Some(Json::String(reference)) = fields.get_mut("$ref") {
@@ -180,7 +189,15 @@ fn collect(value: &Json, base: &str, named: &mut BTreeMap<String, Json>) {
             for anchor in ["$anchor", "$dynamicAnchor"].iter().filter_map(|key| fields.get(*key)?.as_str()) {
                 named.insert(format!("{base}#{anchor}"), value.clone());
             }
-            fields.values().for_each(|value| collect(value, base, named));
+            for (key, value) in fields {
+                match value {
+                    _ if VALUES.contains(&key.as_str()) => {}
+                    Json::Object(schemas) if SCHEMAS_BY_NAME.contains(&key.as_str()) => {
+                        schemas.values().for_each(|value| collect(value, base, named));
+                    }
+                    value => collect(value, base, named),
+                }
+            }
         }
         _ => {}
     }
@@ -254,6 +271,14 @@ mod tests {
         let kinds = ["a", "b", "c", "d", "e"].map(|key| target(&format!("/properties/{key}"))["type"].clone());
         assert_eq!(kinds, ["integer", "null", "array", "string", "boolean"].map(Json::from));
         assert!(prepare(json!({"$ref": "https://example.org/else.json"})).unwrap_err().contains("isn't in the schema"));
+        // values of `enum` are no schemas, and names of properties no keywords
+        let values = json!({
+            "$defs": {"v": {"enum": [{"$anchor": "a", "type": "null"}]}, "s": {"$anchor": "a", "type": "string"}},
+            "properties": {"enum": {"$ref": "#a"}},
+        });
+        let prepared = prepare(values).unwrap();
+        let name = prepared["properties"]["enum"]["$ref"].as_str().unwrap().rsplit('/').next().unwrap();
+        assert_eq!(prepared["$defs"][name]["type"], "string");
         let recursive = json!({"$id": "r.json", "properties": {"next": {"$ref": "r.json"}}});
         assert!(prepare(recursive).is_ok());
     }
