@@ -9,7 +9,7 @@ demo, with a chat template that has a place for tools, and a fixture that gives 
 meaningless and don't end, so schemas limit the lengths of texts, and fields beyond a schema are forbidden, or unlikely
 by a bias of the logits.
 
-    pip install litellm langchain-openai langchain-anthropic langchain-ollama llama-index-llms-openai-like \\
+    pip install openai litellm langchain-openai langchain-anthropic langchain-ollama llama-index-llms-openai-like \\
         llama-index-embeddings-openai-like instructor dspy smolagents      (a client that isn't installed is left out)
     cargo build --release
     python tests/oracle/clients.py target/release/anec FOLDER [CLIENT...]
@@ -910,7 +910,14 @@ def smolagents(check):
 
 
 # packages of each client, the first of which names it
+def openai_python(check):
+    from openai_examples import examples
+
+    examples(check)
+
+
 CLIENTS = {
+    openai_python: ["openai"],
     litellm: ["litellm"],
     langchain_openai: ["langchain-openai", "langchain-core", "openai"],
     langchain_anthropic: ["langchain-anthropic", "langchain-core", "anthropic"],
@@ -971,4 +978,6 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    import clients  # under the name by which others import it, so that there is one class of each exception
+
+    sys.exit(clients.main())
