@@ -59,6 +59,7 @@ const PACKAGES: &[(&str, f32)] = &[
     ("sparse_flat", 5e-4),
     ("sparse_int8", 5e-4),
     ("sparse_lut4", 5e-4),
+    ("speech_encoder", 5e-3),
     ("state_accumulator", 2e-3),
     ("state_decoder_growing", 1e-3),
     ("state_decoder_mask", 1e-3),
