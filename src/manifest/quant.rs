@@ -99,7 +99,7 @@ pub struct Quant {
     #[serde(skip_serializing_if = "Int8Op::is_default")]
     pub op: Int8Op,
     /// How the codes of quantized weights are chosen. Default: `none`, or `gptq` where a converted model of at most a
-    /// billion weights would fail its parity gate without.
+    /// billion weights would fail its parity gate without; if int8 fails even so, roles that lose most stay in fp16.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub feedback: Option<Feedback>,
     /// Treatment of weights above fp16's largest number.
