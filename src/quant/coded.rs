@@ -8,7 +8,7 @@ use ndarray::ArrayView2;
 use rayon::prelude::*;
 
 use super::clip::Inputs;
-use super::fp16::{LARGEST, first_block};
+use super::fp16::LARGEST;
 use super::layout::WeightLayout;
 use super::measure::{BlockLoss, RoundingError};
 use super::pack::pack;
@@ -304,16 +304,9 @@ impl Content for Codes {
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         let own = &self.0;
-        let weight = &own.reader.weight;
-        let first = first_block(weight, self.length(), self.granule(), offset, out.len())?;
         own.prepare(true)?;
-        out.par_chunks_mut(self.granule().max(1) as usize)
-            .enumerate()
-            .with_min_len(own.blocks.at_a_time())
-            .try_for_each_init(Buffers::default, |buffers, (i, out)| own.convert(first + i, buffers, out))?;
-        let elements = |bytes: u64| (bytes * 8 / own.layout.dtype.bits()).min(weight.elements());
-        weight.release(elements(offset)..elements(offset + out.len() as u64));
-        Ok(())
+        let convert = |buffers: &mut Buffers, block, out: &mut [u8]| own.convert(block, buffers, out);
+        own.blocks.read(&own.reader.weight, own.layout.dtype, (offset, out), Buffers::default, convert)
     }
 }
 

@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
 use super::measure::{BlockLoss, RoundingError};
 use super::{Blocks, QuantError};
 use anec_base::Result;
 use anec_kernels::quantize;
 use anec_manifest::Overflow;
-use anec_mil::Content;
+use anec_mil::{Content, DataType};
 use anec_source::SourceWeight;
 
 /// Largest finite number of fp16.
@@ -77,32 +75,9 @@ impl Content for Fp16 {
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-        let first = first_block(&self.weight, self.length(), self.granule(), offset, out.len())?;
-        let granule = self.granule() as usize;
-        let elements = self.blocks.elements() as usize;
-        out.par_chunks_mut(granule)
-            .enumerate()
-            .with_min_len(self.blocks.at_a_time())
-            .try_for_each_init(|| vec![0.0; elements], |values, (i, out)| self.convert(first + i, values, out))?;
-        self.weight.release(offset / 2..(offset + out.len() as u64) / 2);
-        Ok(())
-    }
-}
-
-/// Returns the block that a read begins with.
-pub(super) fn first_block(
-    weight: &SourceWeight,
-    length: u64,
-    granule: u64,
-    offset: u64,
-    bytes: usize,
-) -> Result<usize, QuantError> {
-    let end = offset.saturating_add(bytes as u64);
-    let whole = end <= length && (end == length || end.is_multiple_of(granule)) && offset.is_multiple_of(granule);
-    if whole {
-        Ok((offset / granule) as usize)
-    } else {
-        Err(QuantError::Granule { weight: weight.key(), offset, end, granule })
+        let values = || vec![0.0; self.blocks.elements() as usize];
+        let convert = |values: &mut Vec<f32>, block, out: &mut [u8]| self.convert(block, values, out);
+        self.blocks.read(&self.weight, DataType::Fp16, (offset, out), values, convert)
     }
 }
 

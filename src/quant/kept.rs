@@ -9,7 +9,6 @@ use std::sync::Arc;
 use half::f16;
 use rayon::prelude::*;
 
-use super::fp16::first_block;
 use super::layout::WeightLayout;
 use super::measure::{BlockLoss, RoundingError};
 use super::pack::pack;
@@ -33,12 +32,11 @@ impl KeptIntegers {
     /// Returns the integers of a weight of shape `[rows, columns]`, if the format can hold those that its source can
     /// store. Neither integers nor scales are read.
     pub fn of(weight: &SourceWeight, format: NumberFormat) -> Option<Self> {
-        let [least, most] = match format.weights {
-            WeightFormat::Int8 => [-128, 127],
-            WeightFormat::Int4 => [-8, 7],
-            _ => return None,
-        };
+        if !matches!(format.weights, WeightFormat::Int8 | WeightFormat::Int4) {
+            return None;
+        }
         let layout = WeightLayout::of(format, weight.rows(), weight.columns());
+        let [least, most] = range(layout.dtype);
         let block = match layout.granularity {
             Granularity::PerChannel => layout.columns,
             Granularity::Block(block) => block,
@@ -89,7 +87,7 @@ impl KeptWeight {
         let times = kept.integers.block() * of_row / kept.layout.columns.max(1);
         let step = |index: u64| {
             let (scale, zero) = kept.integers.step(index / of_row, index % of_row / times.max(1))?;
-            let [least, most] = kept.range();
+            let [least, most] = range(kept.layout.dtype);
             let offset = kept.shift.map_or(0, |shift| zero - shift);
             if !f16::from_f32(scale).is_finite() || offset < least || offset > most {
                 return None;
@@ -126,11 +124,7 @@ impl KeptWeight {
         let offsets: Vec<u8> = self.steps.iter().map(|step| (step.zero - shift) as i8 as u8).collect();
         let bits = self.kept.layout.dtype.bits() as u32;
         let mut packed = vec![0; self.kept.layout.offset_bytes() as usize];
-        if bits < 8 {
-            pack(&offsets, bits, &mut packed)
-        } else {
-            packed.copy_from_slice(&offsets)
-        }
+        pack(&offsets, bits, &mut packed);
         Some(Arc::new(Bytes(packed)))
     }
 
@@ -147,7 +141,7 @@ impl KeptWeight {
         let of_row = self.steps.len() / self.weight.rows().max(1) as usize;
         let size = (columns / of_row.max(1)).max(1);
         let mut integers = vec![0; columns];
-        let [least, most] = self.kept.range();
+        let [least, most] = range(self.kept.layout.dtype);
         for (row, (codes, back)) in rows.clone().zip(codes.chunks_mut(columns).zip(back.chunks_mut(columns))) {
             self.kept.integers.read_row(row, &mut integers);
             let steps = &self.steps[row as usize * of_row..];
@@ -166,19 +160,14 @@ impl KeptWeight {
         let (squares, vanished) = quantize::compare(&values, &back);
         let largest = quantize::largest_magnitude(&values);
         self.measures.set(block, BlockLoss { squares, largest, saturated: 0, vanished });
-        match self.kept.layout.dtype.bits() {
-            8 => out.copy_from_slice(&codes),
-            bits => pack(&codes, bits as u32, out),
-        }
+        pack(&codes, self.kept.layout.dtype.bits() as u32, out);
         Ok(())
     }
 }
 
-impl KeptIntegers {
-    /// Least and largest integer of the format.
-    fn range(&self) -> [i16; 2] {
-        if self.layout.dtype == DataType::Int4 { [-8, 7] } else { [-128, 127] }
-    }
+/// Least and largest integer of a type.
+fn range(dtype: DataType) -> [i16; 2] {
+    if dtype == DataType::Int4 { [-8, 7] } else { [-128, 127] }
 }
 
 struct Codes(Arc<KeptWeight>);
@@ -194,14 +183,13 @@ impl Content for Codes {
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         let own = &self.0;
-        let first = first_block(&own.weight, self.length(), self.granule(), offset, out.len())?;
-        out.par_chunks_mut(self.granule().max(1) as usize)
-            .enumerate()
-            .with_min_len(own.blocks.at_a_time())
-            .try_for_each(|(i, out)| own.convert(first + i, out))?;
-        let elements = |bytes: u64| (bytes * 8 / own.kept.layout.dtype.bits()).min(own.weight.elements());
-        own.weight.release(elements(offset)..elements(offset + out.len() as u64));
-        Ok(())
+        own.blocks.read(
+            &own.weight,
+            own.kept.layout.dtype,
+            (offset, out),
+            || (),
+            |(), block, out| own.convert(block, out),
+        )
     }
 }
 

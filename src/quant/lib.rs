@@ -73,7 +73,10 @@ pub use rounding::{Grid, Rounding};
 
 use std::ops::Range;
 
+use anec_base::Result;
+use anec_mil::DataType;
 use anec_source::SourceWeight;
+use rayon::prelude::*;
 
 /// Division of a weight's rows into blocks: the unit of reading, of parallel work and of measuring. One block of f32
 /// fits into a core's innermost cache, where it is decoded, scanned and converted.
@@ -121,6 +124,31 @@ impl Blocks {
     /// Number of elements in a whole block; the last block can have fewer.
     pub fn elements(&self) -> u64 {
         self.rows_per_block * self.columns
+    }
+
+    /// Reads whole blocks of a weight's constant of type `dtype` from byte `offset` on: `convert` writes a block, with
+    /// buffers of its thread.
+    fn read<B>(
+        &self,
+        weight: &SourceWeight,
+        dtype: DataType,
+        (offset, out): (u64, &mut [u8]),
+        buffers: impl Fn() -> B + Send + Sync,
+        convert: impl Fn(&mut B, usize, &mut [u8]) -> Result<()> + Send + Sync,
+    ) -> Result<()> {
+        let (length, granule) = (dtype.packed_bytes(weight.elements()), dtype.packed_bytes(self.elements()).max(1));
+        let end = offset.saturating_add(out.len() as u64);
+        if end > length || !offset.is_multiple_of(granule) || end != length && !end.is_multiple_of(granule) {
+            return Err(QuantError::Granule { weight: weight.key(), offset, end, granule }.into());
+        }
+        let first = (offset / granule) as usize;
+        out.par_chunks_mut(granule as usize)
+            .enumerate()
+            .with_min_len(self.at_a_time())
+            .try_for_each_init(buffers, |buffers, (block, out)| convert(buffers, first + block, out))?;
+        let elements = |bytes: u64| (bytes * 8 / dtype.bits()).min(weight.elements());
+        weight.release(elements(offset)..elements(end));
+        Ok(())
     }
 
     /// Returns the rows of a block.
