@@ -203,7 +203,10 @@ pub(super) fn rerank(service: &Service, body: Json, client: &Weak<()>) -> Result
     let results: Vec<Json> = results.into_iter().map(result).collect();
     Ok(match request.texts.is_some() {
         true => json!(results),
-        false => json!({"model": service.name, "results": results, "usage": {"total_tokens": tokens}}),
+        false => {
+            let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
+            json!({"model": service.name, "results": results, "usage": usage})
+        }
     })
 }
 

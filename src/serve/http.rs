@@ -177,8 +177,8 @@ async fn same_site(State(app): State<Arc<App>>, request: Request, next: Next) ->
 }
 
 fn cors(origins: &[String]) -> CorsLayer {
-    let layer =
-        CorsLayer::new().allow_methods([Method::GET, Method::POST]).allow_headers(AllowHeaders::mirror_request());
+    let methods = [Method::GET, Method::POST, Method::DELETE];
+    let layer = CorsLayer::new().allow_methods(methods).allow_headers(AllowHeaders::mirror_request());
     if origins.iter().any(|origin| origin == "*") {
         return layer.allow_origin(Any);
     }
