@@ -2,7 +2,7 @@
 
 use super::text::overlap;
 use super::tokenizer::Tokenizer;
-use super::tools::{CallPiece, CallReader, ToolCall, ToolTextPart};
+use super::tools::{CallPiece, CallReader, CallSyntax, ToolCall, ToolTextPart};
 
 /// Marks of a model's reasoning.
 #[derive(Debug, PartialEq, Eq)]
@@ -61,6 +61,11 @@ impl AnswerSyntax {
             AnswerSyntax::Channels => &CHANNEL_MARKS,
         };
         marks.iter().filter_map(|mark| tokenizer.id(mark)).collect()
+    }
+
+    /// Returns the syntax of calls where they are messages of their own, which need no marks.
+    pub fn calls(self) -> Option<&'static CallSyntax> {
+        (self == AnswerSyntax::Channels).then_some(&CallSyntax::MESSAGES)
     }
 
     /// Returns whether a prompt ends within the reasoning, because its template opens it.
@@ -174,12 +179,16 @@ impl AnswerReader {
             (Stage::Header, _) => {
                 let Some(at) = self.held.find(MESSAGE) else { return false };
                 let header: String = self.held.drain(..at + MESSAGE.len()).collect();
-                let channel = header.split(CHANNEL).nth(1).unwrap_or_default().trim_start().to_owned();
+                // some models begin a second header in the first
+                let channel = header.rsplit_once(CHANNEL).map_or("", |(_, channel)| channel.trim_start());
                 self.function = match header.split("to=functions.").nth(1) {
                     Some(name) => name.split(|c: char| c.is_whitespace() || c == '<').next().unwrap_or_default().into(),
                     None => String::new(),
                 };
+                let is_offered = self.calls.as_ref().is_some_and(|calls| calls.offers(&self.function));
                 self.stage = match channel.starts_with("analysis") {
+                    // calls may be in any channel
+                    _ if is_offered => Stage::Arguments,
                     true => Stage::Reasoning,
                     false if self.function.is_empty() => Stage::Text,
                     false => Stage::Arguments,
@@ -273,7 +282,7 @@ impl From<ToolTextPart> for AnswerPart {
 mod tests {
     use serde_json::json;
 
-    use super::super::tools::{CallSyntax, ToolFunction};
+    use super::super::tools::ToolFunction;
     use super::*;
 
     /// Returns the parts of a text fed in pieces, with neighbouring parts of a kind joined.
@@ -295,9 +304,12 @@ mod tests {
 
     fn calls(template: &str) -> CallReader {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo/model/tokenizer.json");
-        let syntax = CallSyntax::of(template, &Tokenizer::open(&folder).unwrap()).unwrap();
+        CallReader::new(CallSyntax::of(template, &Tokenizer::open(&folder).unwrap()).unwrap(), &[now()])
+    }
+
+    fn now() -> ToolFunction {
         let now = json!({"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}});
-        CallReader::new(syntax, &[ToolFunction::of(&now).unwrap()])
+        ToolFunction::of(&now).unwrap()
     }
 
     #[test]
@@ -339,7 +351,8 @@ mod tests {
     #[test]
     fn channels_are_parts() {
         let syntax = AnswerSyntax::of("<|channel|>analysis<|message|>");
-        let reader = AnswerReader::new(syntax, false, Some(calls("<tool_call>")), false);
+        let calls = CallReader::new(syntax.calls().unwrap(), &[now()]);
+        let reader = AnswerReader::new(syntax, false, Some(calls), false);
         let whole = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>commentary to=functions.now \
             <|constrain|>json<|message|>{\"a\": 1}<|call|>";
         let last = "<|channel|>final<|message|>It is.<|return|>";
@@ -349,6 +362,12 @@ mod tests {
             assert_eq!((&parts[0], parts.len()), (&AnswerPart::Reasoning("Think.".into()), 2));
             assert_eq!((call.name.as_str(), call.arguments["a"].clone()), ("now", json!(1)));
             assert_eq!(read(&reader, last, size), [AnswerPart::Text("It is.".into())]);
+            let called = [AnswerPart::Call(ToolCall { name: "now".into(), arguments: serde_json::Map::new() })];
+            for header in ["<|channel|>analysis to=functions.now", " to=functions.now<|channel|>commentary json"] {
+                assert_eq!(read(&reader, &format!("{header}<|message|>{{}}"), size), called, "{header}");
+            }
+            let twice = "<|channel|>commentary to=assistant<|channel|>analysis<|message|>Think.";
+            assert_eq!(read(&reader, twice, size), [AnswerPart::Reasoning("Think.".into())]);
         }
     }
 }

@@ -152,6 +152,10 @@ static SYNTAXES: [CallSyntax; 9] = [
 ];
 
 impl CallSyntax {
+    /// Calls that are messages of their own: gpt-oss. Such a message ends with the mark, which text doesn't contain.
+    pub(super) const MESSAGES: CallSyntax =
+        CallSyntax { open: Some("<|call|>"), close: None, body: Body::BARE, space: "", marks: &[] };
+
     /// Returns the syntax of a model with this chat template and vocabulary, if known.
     pub fn of(template: &str, tokenizer: &Tokenizer) -> Option<&'static Self> {
         let told = |mark: &&str| template.contains(*mark) || tokenizer.id(mark).is_some();

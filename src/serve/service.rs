@@ -397,7 +397,7 @@ impl Service {
             stops.extend(self.syntax.and_then(|syntax| tools.stop(syntax)).map(str::to_owned));
         }
         request.check(&self.model, grammar.is_some())?;
-        let calls = tools.zip(self.syntax);
+        let calls = tools.zip(self.syntax.or_else(|| self.answer.calls()));
         let mut shown = calls.map(|(_, syntax)| syntax.marks(&self.tokenizer)).unwrap_or_default();
         let mut reader = None;
         if is_chat {
@@ -490,7 +490,8 @@ impl Service {
 
     /// Returns whether the model can call functions in a known syntax.
     pub(super) fn calls_functions(&self) -> bool {
-        self.syntax.is_some() && self.template.as_ref().is_ok_and(ChatTemplate::takes_tools)
+        let is_known = self.syntax.is_some() || self.answer.calls().is_some();
+        is_known && self.template.as_ref().is_ok_and(ChatTemplate::takes_tools)
     }
 
     /// Returns whether the model can insert a text between two others.
