@@ -149,7 +149,7 @@ impl AnswerReader {
         let mut parts = Vec::new();
         let rest = std::mem::take(&mut self.held);
         match self.stage {
-            Stage::Reasoning => self.reasoning(rest, &mut parts),
+            Stage::Reasoning => self.unclosed(&rest, &mut parts),
             Stage::Arguments => self.call(&rest, &mut parts),
             Stage::Header => {}
             Stage::Before | Stage::Text => self.text(&rest, &mut parts),
@@ -219,7 +219,7 @@ impl AnswerReader {
     fn up_to(&mut self, marks: &[&str], next: Stage, parts: &mut Vec<AnswerPart>) -> bool {
         let found = marks.iter().filter_map(|mark| self.held.find(mark).map(|at| (at, mark.len()))).min();
         let waits = marks.iter().map(|mark| overlap(&self.held, mark)).max().unwrap_or(0);
-        let certain = found.map_or(self.held.len() - waits, |(at, _)| at);
+        let certain = found.map_or(self.held.len() - waits.max(self.may_call()), |(at, _)| at);
         // white space before the mark isn't part of the text
         let end = self.held[..certain].trim_end().len();
         let text: String = self.held.drain(..end).collect();
@@ -232,6 +232,30 @@ impl AnswerReader {
             (self.stage, self.trims) = (next, true);
         }
         found.is_some()
+    }
+
+    /// Returns the length of the end of the held reasoning that may be a call, because its mark begins there.
+    fn may_call(&self) -> usize {
+        let open = self.calls.as_ref().and_then(CallReader::open);
+        match open.filter(|_| self.stage == Stage::Reasoning && self.syntax != AnswerSyntax::Channels) {
+            Some(open) => self.held.find(open).map_or(overlap(&self.held, open), |at| self.held.len() - at),
+            None => 0,
+        }
+    }
+
+    /// Passes on reasoning without a closing mark. Calls at its end are calls: some models leave out the mark.
+    fn unclosed(&mut self, rest: &str, parts: &mut Vec<AnswerPart>) {
+        let calls = self.calls.as_ref();
+        let at = calls.and_then(|calls| rest.find(calls.open()?));
+        if let (Some(at), Some(mut calls)) = (at, calls.cloned()) {
+            let read: Vec<_> = calls.push(&rest[at..]).into_iter().chain(calls.finish()).collect();
+            if read.iter().all(|part| !matches!(part, ToolTextPart::Text(_))) {
+                self.reasoning(rest[..at].trim_end().to_owned(), parts);
+                parts.extend(read.into_iter().map(AnswerPart::from));
+                return;
+            }
+        }
+        self.reasoning(rest.to_owned(), parts);
     }
 
     fn trimmed<'t>(&mut self, text: &'t str) -> &'t str {
@@ -337,6 +361,21 @@ mod tests {
             let parts = read(&reader, &format!("<think>{call}?</think>\n{call}"), size);
             let called = AnswerPart::Call(ToolCall { name: "now".into(), arguments: serde_json::Map::new() });
             assert_eq!(parts, [AnswerPart::Reasoning(format!("{call}?")), called]);
+        }
+    }
+
+    #[test]
+    fn calls_at_the_end_of_unclosed_reasoning_are_calls() {
+        let call = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
+        let calls = calls("</think> <tool_call>");
+        let reader = AnswerReader::new(AnswerSyntax::of("</think>"), true, Some(calls), false);
+        for size in [1, 5, 1000] {
+            let parts = read(&reader, &format!("Let me see.\n{call}\n"), size);
+            let called = AnswerPart::Call(ToolCall { name: "now".into(), arguments: serde_json::Map::new() });
+            assert_eq!(parts, [AnswerPart::Reasoning("Let me see.".into()), called]);
+            for rest in [format!("{call} hm"), "<tool_call>\n{\"name\"".into(), "<tool".into()] {
+                assert_eq!(read(&reader, &rest, size), [AnswerPart::Reasoning(rest)]);
+            }
         }
     }
 

@@ -224,6 +224,11 @@ impl CallReader {
         self
     }
 
+    /// Returns the opening mark of calls, if they have one.
+    pub(super) fn open(&self) -> Option<&'static str> {
+        self.syntax.open
+    }
+
     /// Returns whether a function was offered.
     pub fn offers(&self, name: &str) -> bool {
         self.functions.iter().any(|function| function.name == name)
