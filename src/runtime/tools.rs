@@ -202,6 +202,10 @@ pub struct CallReader {
     called: bool,
     /// Progress in a call that comes in pieces; `None` if all calls come whole.
     pieces: Option<Progress>,
+    /// Whether the answer ends with its first call.
+    single: bool,
+    /// Whether that call was returned.
+    over: bool,
 }
 
 impl CallReader {
@@ -215,7 +219,15 @@ impl CallReader {
             begun: false,
             called: false,
             pieces: None,
+            single: false,
+            over: false,
         }
+    }
+
+    /// Drops everything after the first call.
+    pub fn single(mut self) -> Self {
+        self.single = true;
+        self
     }
 
     /// Lets calls come in pieces where the syntax allows it. A call that is cut or malformed has begun then.
@@ -240,6 +252,7 @@ impl CallReader {
         let mut parts = Vec::new();
         while self.advance(&mut parts) {}
         self.begun |= !parts.is_empty();
+        self.end_after_call(&mut parts);
         parts
     }
 
@@ -267,7 +280,23 @@ impl CallReader {
             None => text(rest, &mut parts),
         }
         self.inside = false;
+        self.end_after_call(&mut parts);
         parts
+    }
+
+    /// Drops the parts after the first call where only one is allowed.
+    fn end_after_call(&mut self, parts: &mut Vec<ToolTextPart>) {
+        if !self.single {
+            return;
+        }
+        if self.over {
+            parts.clear();
+        }
+        let is_end = |part: &ToolTextPart| matches!(part, ToolTextPart::Call(_) | ToolTextPart::Piece(CallPiece::End));
+        if let Some(at) = parts.iter().position(is_end) {
+            parts.truncate(at + 1);
+            self.over = true;
+        }
     }
 
     /// Takes one step; returns whether another may follow.

@@ -394,7 +394,10 @@ impl Service {
                 let field = if tools.is_required() { "tools" } else { "response_format" };
                 grammar = Some(RequestGrammar { grammar: with_calls, field, strict });
             }
-            stops.extend(self.syntax.and_then(|syntax| tools.stop(syntax)).map(str::to_owned));
+            // within reasoning, a mark is text
+            if !matches!(self.answer, AnswerSyntax::Marked(_)) {
+                stops.extend(self.syntax.and_then(|syntax| tools.stop(syntax)).map(str::to_owned));
+            }
         }
         request.check(&self.model, grammar.is_some())?;
         let calls = tools.zip(self.syntax.or_else(|| self.answer.calls()));

@@ -60,7 +60,8 @@ impl Tools {
 
     /// Returns the parser of calls in the model's syntax.
     pub fn reader(&self, syntax: &'static CallSyntax) -> CallReader {
-        CallReader::new(syntax, &self.functions)
+        let reader = CallReader::new(syntax, &self.functions);
+        if self.parallel { reader } else { reader.single() }
     }
 
     /// Returns the grammar of an answer that must be a call, or that may be one and otherwise has `form`.

@@ -157,6 +157,21 @@ fn text_around_calls_stays_and_white_space_between_them_goes() {
 }
 
 #[test]
+fn a_single_call_ends_the_answer() {
+    let now = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
+    for size in [1, 3, 1000] {
+        let mut reader = CallReader::new(hermes(), &functions()).single();
+        let letters: Vec<char> = format!("So.\n{now}\n{now} And?").chars().collect();
+        let pieces = letters.chunks(size).map(|piece| reader.push(&piece.iter().collect::<String>()));
+        let mut parts: Vec<ToolTextPart> = pieces.flatten().collect();
+        parts.extend(reader.finish());
+        let last = parts.pop();
+        assert_eq!(last, Some(call("now", json!({}))));
+        assert!(parts.iter().all(|part| matches!(part, ToolTextPart::Text(_))), "{parts:?}");
+    }
+}
+
+#[test]
 fn text_that_is_no_call_stays_text() {
     for whole in [
         "<tool_call>\n{\"name\": \"weather\", \"arg",
