@@ -76,7 +76,7 @@ pub struct CallSyntax {
 }
 
 /// Known syntaxes; the first match applies.
-static SYNTAXES: [CallSyntax; 9] = [
+static SYNTAXES: [CallSyntax; 11] = [
     // LFM2 and LFM2.5
     CallSyntax {
         open: Some("<|tool_call_start|>"),
@@ -93,6 +93,22 @@ static SYNTAXES: [CallSyntax; 9] = [
         space: "\n",
         marks: &["<tool_call>", "<function=", "<parameter="],
     },
+    // Seed-OSS
+    CallSyntax {
+        open: Some("<seed:tool_call>"),
+        close: Some("</seed:tool_call>"),
+        body: Body::Elements,
+        space: "\n",
+        marks: &["<seed:tool_call>", "<function=", "<parameter="],
+    },
+    // Command R7B
+    CallSyntax {
+        open: Some("<|START_ACTION|>"),
+        close: Some("<|END_ACTION|>"),
+        body: Body::Json { name: "tool_name", arguments: "parameters", list: true },
+        space: "",
+        marks: &["<|START_ACTION|>", "<|END_ACTION|>"],
+    },
     // GLM 4.5 and later
     CallSyntax {
         open: Some("<tool_call>"),
@@ -105,7 +121,7 @@ static SYNTAXES: [CallSyntax; 9] = [
     CallSyntax {
         open: Some("<tool_call>"),
         close: Some("</tool_call>"),
-        body: Body::Json { arguments: "arguments", list: false },
+        body: Body::Json { name: "name", arguments: "arguments", list: false },
         space: "\n",
         marks: &["<tool_call>"],
     },
@@ -113,7 +129,7 @@ static SYNTAXES: [CallSyntax; 9] = [
     CallSyntax {
         open: Some("<|tool_call|>"),
         close: Some("<|/tool_call|>"),
-        body: Body::Json { arguments: "arguments", list: true },
+        body: Body::Json { name: "name", arguments: "arguments", list: true },
         space: "",
         marks: &["<|tool_call|>", "<|/tool_call|>"],
     },
@@ -121,7 +137,7 @@ static SYNTAXES: [CallSyntax; 9] = [
     CallSyntax {
         open: Some("<|tool_call|>"),
         close: None,
-        body: Body::Json { arguments: "arguments", list: true },
+        body: Body::Json { name: "name", arguments: "arguments", list: true },
         space: "",
         marks: &["<|tool_call|>"],
     },
@@ -137,7 +153,7 @@ static SYNTAXES: [CallSyntax; 9] = [
     CallSyntax {
         open: Some("[TOOL_CALLS]"),
         close: None,
-        body: Body::Json { arguments: "arguments", list: true },
+        body: Body::Json { name: "name", arguments: "arguments", list: true },
         space: "",
         marks: &["[TOOL_CALLS]"],
     },
@@ -145,7 +161,7 @@ static SYNTAXES: [CallSyntax; 9] = [
     CallSyntax {
         open: None,
         close: None,
-        body: Body::Json { arguments: "parameters", list: false },
+        body: Body::Json { name: "name", arguments: "parameters", list: false },
         space: "",
         marks: &["<|python_tag|>", "\"parameters\""],
     },

@@ -10,6 +10,8 @@ use super::{ToolCall, ToolFunction};
 pub(super) enum Body {
     /// JSON: `{"name": "f", "arguments": {"a": 1}}`, one or several, or a list of them.
     Json {
+        /// Key of the name that the model was trained on; `name` and `tool_name` are read.
+        name: &'static str,
         /// Key of the arguments that the model was trained on; both keys are read.
         arguments: &'static str,
         /// Whether the model was trained to write a list.
@@ -28,7 +30,7 @@ pub(super) enum Body {
 
 impl Body {
     /// Call without marks.
-    pub(super) const BARE: Body = Body::Json { arguments: "arguments", list: false };
+    pub(super) const BARE: Body = Body::Json { name: "name", arguments: "arguments", list: false };
 
     /// Parses calls; `None` if the text is anything else. The schemas of `functions` give the types of elements.
     pub(super) fn read(self, text: &str, functions: &[ToolFunction]) -> Option<Vec<ToolCall>> {
@@ -50,7 +52,7 @@ fn json(text: &str) -> Option<Vec<ToolCall>> {
     });
     let call = |value: Json| {
         let Json::Object(mut fields) = value else { return None };
-        let name = fields.get("name")?.as_str()?.to_owned();
+        let name = fields.get("name").or_else(|| fields.get("tool_name"))?.as_str()?.to_owned();
         let arguments = fields.remove("arguments").or_else(|| fields.remove("parameters"));
         let arguments = match arguments {
             None | Some(Json::Null) => Map::new(),

@@ -39,7 +39,7 @@ impl CallSyntax {
         let _ = writeln!(lark, "call: {}", names.join(" | "));
         for (name, function) in names.iter().zip(functions) {
             match self.body {
-                Body::Json { arguments, .. } => json_call(&mut lark, name, function, arguments),
+                Body::Json { name: key, arguments, .. } => json_call(&mut lark, name, function, [key, arguments]),
                 Body::Elements => element_call(&mut lark, name, function),
                 Body::Keys => key_call(&mut lark, name, function),
                 Body::Arguments => argument_call(&mut lark, name, function, &mark(Some("[ARGS]"))),
@@ -93,7 +93,7 @@ fn forbid_others(parameters: &mut Map<String, Json>) {
     }
 }
 
-fn json_call(lark: &mut String, rule: &str, function: &ToolFunction, arguments: &str) {
+fn json_call(lark: &mut String, rule: &str, function: &ToolFunction, [name, arguments]: [&str; 2]) {
     let mut parameters = function.parameters.clone();
     if let Some(fields) = parameters.as_object_mut() {
         fields.retain(|key, _| !matches!(key.as_str(), "$defs" | "definitions" | "$schema"));
@@ -102,8 +102,8 @@ fn json_call(lark: &mut String, rule: &str, function: &ToolFunction, arguments: 
     }
     let schema = json!({
         "type": "object",
-        "properties": {"name": {"const": function.name}, arguments: parameters},
-        "required": ["name", arguments],
+        "properties": {name: {"const": function.name}, arguments: parameters},
+        "required": [name, arguments],
         "additionalProperties": false,
     });
     let Json::Object(schema) = schema else { return };

@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn the_beginning_of_a_call_is_its_name() {
-        let json = Body::Json { arguments: "arguments", list: false };
+        let json = Body::BARE;
         let text = "\n[ {\"name\" : \"a\\\"b\", \"arguments\": {\"x\": 1}}";
         let length = text.find("{\"x\"").unwrap();
         for end in 0..=length {

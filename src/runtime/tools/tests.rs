@@ -133,6 +133,14 @@ fn calls_come_out_of_text_however_it_is_cut() {
             syntax("<tool_call>", |body| *body == Body::Keys),
             "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
         ),
+        (
+            syntax("<seed:tool_call>", |_| true),
+            "<seed:tool_call>\n<function=weather>\n<parameter=city>Paris</parameter>\n<parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
+        ),
+        (
+            syntax("<|START_ACTION|>", |_| true),
+            "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"weather\", \"parameters\": {\"city\": \"Paris\", \"days\": 3}}\n]<|END_ACTION|>",
+        ),
         // without the opening mark, and without any
         (syntax("<tool_call>", |body| *body == Body::Elements), &elements["<tool_call>\n".len()..]),
         (hermes(), " {\"name\": \"weather\",\n \"arguments\": {\"city\": \"Paris\", \"days\": 3}}\n"),
