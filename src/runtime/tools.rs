@@ -4,12 +4,14 @@
 //! | module | holds |
 //! |---|---|
 //! | `body` | contents between the marks of a call: JSON, elements, Python |
+//! | `braces`, `python` | parsers of calls in syntaxes that aren't JSON |
 //! | `grammar` | grammar that forces a text to be a call |
 //! | `pieces` | calls whose arguments come as they are generated |
 //!
 //! Text that looks like a call but can't be parsed, or calls a function that wasn't offered, stays text.
 
 mod body;
+mod braces;
 mod grammar;
 mod pieces;
 mod python;
@@ -19,6 +21,7 @@ use serde_json::{Map, Value as Json, json};
 use super::text::overlap;
 use super::tokenizer::Tokenizer;
 use body::Body;
+use braces::QUOTE;
 pub use pieces::CallPiece;
 use pieces::{Head, ObjectScanner, Progress, next_mark};
 
@@ -76,7 +79,7 @@ pub struct CallSyntax {
 }
 
 /// Known syntaxes; the first match applies.
-static SYNTAXES: [CallSyntax; 11] = [
+static SYNTAXES: [CallSyntax; 12] = [
     // LFM2 and LFM2.5
     CallSyntax {
         open: Some("<|tool_call_start|>"),
@@ -108,6 +111,14 @@ static SYNTAXES: [CallSyntax; 11] = [
         body: Body::Json { name: "tool_name", arguments: "parameters", list: true },
         space: "",
         marks: &["<|START_ACTION|>", "<|END_ACTION|>"],
+    },
+    // Gemma 4
+    CallSyntax {
+        open: Some("<|tool_call>"),
+        close: Some("<tool_call|>"),
+        body: Body::Braces,
+        space: "",
+        marks: &["<|tool_call>", "<tool_call|>"],
     },
     // GLM 4.5 and later
     CallSyntax {
@@ -182,7 +193,11 @@ impl CallSyntax {
 
     /// Returns the token ids of the marks, which must be shown although they are special tokens.
     pub fn marks(&self, tokenizer: &Tokenizer) -> Vec<u32> {
-        let inside = if self.body == Body::Arguments { &["[ARGS]", "[CALL_ID]"][..] } else { &[] };
+        let inside = match self.body {
+            Body::Arguments => &["[ARGS]", "[CALL_ID]"][..],
+            Body::Braces => &[QUOTE],
+            _ => &[],
+        };
         self.open.iter().chain(&self.close).chain(inside).filter_map(|mark| tokenizer.id(mark)).collect()
     }
 

@@ -2,8 +2,8 @@
 
 use serde_json::{Deserializer, Map, Value as Json};
 
-use super::python;
 use super::{ToolCall, ToolFunction};
+use super::{braces, python};
 
 /// Form of the contents.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,6 +26,8 @@ pub(super) enum Body {
     Arguments,
     /// Python calls: `[f(a=1), g()]`.
     Python,
+    /// Name and bare keys: `call:f{a:1,b:<|"|>text<|"|>}`.
+    Braces,
 }
 
 impl Body {
@@ -40,6 +42,7 @@ impl Body {
             Body::Keys => keys(text, functions).map(|call| vec![call]),
             Body::Arguments => text.split("[TOOL_CALLS]").map(arguments).collect(),
             Body::Python => python::calls(text),
+            Body::Braces => braces::call(text).map(|call| vec![call]),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use serde_json::{Map, Value as Json, json};
 
 use super::body::Body;
+use super::braces::QUOTE;
 use super::{CallSyntax, ToolFunction};
 use crate::constraint::Grammar;
 use crate::tokenizer::Tokenizer;
@@ -32,7 +33,7 @@ impl CallSyntax {
             let _ = writeln!(lark, "start: {open} {space} \"[\" call{} \"]\" {space} {close}", more(", ", "call"));
         } else {
             // without an opening mark nothing separates calls
-            let between = if self.body == Body::Arguments { "" } else { "\n" };
+            let between = if matches!(self.body, Body::Arguments | Body::Braces) { "" } else { "\n" };
             let more = if self.open.is_some() { more(between, "marked") } else { String::new() };
             let _ = writeln!(lark, "start: marked{more}\nmarked: {open} {space} call {space} {close}");
         }
@@ -44,6 +45,7 @@ impl CallSyntax {
                 Body::Keys => key_call(&mut lark, name, function),
                 Body::Arguments => argument_call(&mut lark, name, function, &mark(Some("[ARGS]"))),
                 Body::Python => python_call(&mut lark, name, function),
+                Body::Braces => brace_call(&mut lark, name, function, &mark(Some(QUOTE))),
             }
         }
         Grammar::Lark(lark)
@@ -191,23 +193,59 @@ fn element_call(lark: &mut String, rule: &str, function: &ToolFunction) {
 }
 
 fn python_call(lark: &mut String, rule: &str, function: &ToolFunction) {
+    let value = |field: &str, schema| format!("{field}_value: {}", json_rule(schema, function));
+    keyword_call(lark, rule, function, ["(", "=", ", ", ")"], value);
+}
+
+fn brace_call(lark: &mut String, rule: &str, function: &ToolFunction, quote: &str) {
+    let value = |field: &str, schema: Map<String, Json>| {
+        let choices = schema.get("enum").and_then(Json::as_array);
+        let choices: Option<Vec<String>> =
+            choices.and_then(|values| values.iter().map(|value| value.as_str().map(quoted)).collect());
+        match (choices, schema.get("type")) {
+            (Some(choices), _) if !choices.is_empty() => {
+                format!("{field}_value: {quote} ({}) {quote}", choices.join(" | "))
+            }
+            // any text up to the closing mark; a special token isn't text
+            (_, Some(kind)) if kind == "string" && quote.starts_with('<') => {
+                format!("{field}_value: {quote} {field}_text {quote}\n{field}_text: /(?s:.*)/")
+            }
+            (_, Some(kind)) if kind == "string" => {
+                format!("{field}_value: {quote} {field}_text\n{field}_text[suffix={quote}]: /(?s:.*)/")
+            }
+            _ => format!("{field}_value: {}", json_rule(schema, function)),
+        }
+    };
+    let named = ToolFunction { name: format!("call:{}", function.name), parameters: function.parameters.clone() };
+    keyword_call(lark, rule, &named, ["{", ":", ",", "}"], value);
+}
+
+/// Adds the rule of a call with keys: brackets, the sign after a key, and the separator are given. `value` returns the
+/// rule `FIELD_value`.
+fn keyword_call(
+    lark: &mut String,
+    rule: &str,
+    function: &ToolFunction,
+    [open, equals, comma, close]: [&str; 4],
+    value: impl Fn(&str, Map<String, Json>) -> String,
+) {
     let properties = properties(function);
-    let open = quoted(&format!("{}(", function.name));
+    let (begin, close) = (quoted(&format!("{}{open}", function.name)), quoted(close));
     let arguments = if properties.is_empty() { String::new() } else { format!(" {rule}_first_0") };
-    let _ = writeln!(lark, "{rule}: {open}{arguments} \")\"");
+    let _ = writeln!(lark, "{rule}: {begin}{arguments} {close}");
     let last = properties.len().saturating_sub(1);
     for (index, (key, schema, required)) in properties.into_iter().enumerate() {
         let field = format!("{rule}_{index}");
-        let value = json_rule(schema, function);
-        let _ = writeln!(lark, "{field}: {} {field}_value\n{field}_value: {value}", quoted(&format!("{key}=")));
-        // `first`: no argument so far; `rest`: a comma precedes
+        let value = value(&field, schema);
+        let _ = writeln!(lark, "{field}: {} {field}_value\n{value}", quoted(&format!("{key}{equals}")));
+        // `first`: no argument so far; `rest`: a separator precedes
         let (next_first, next_rest) = match index < last {
             true => (format!("{rule}_first_{}", index + 1), format!(" {rule}_rest_{}", index + 1)),
             false => ("\"\"".to_owned(), String::new()),
         };
         let (skip, mark) = if required { (String::new(), "") } else { (format!(" | {next_first}"), "?") };
         let _ = writeln!(lark, "{rule}_first_{index}: {field}{next_rest}{skip}");
-        let _ = writeln!(lark, "{rule}_rest_{index}: (\", \" {field}){mark}{next_rest}");
+        let _ = writeln!(lark, "{rule}_rest_{index}: ({} {field}){mark}{next_rest}", quoted(comma));
     }
 }
 

@@ -141,6 +141,7 @@ fn calls_come_out_of_text_however_it_is_cut() {
             syntax("<|START_ACTION|>", |_| true),
             "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"weather\", \"parameters\": {\"city\": \"Paris\", \"days\": 3}}\n]<|END_ACTION|>",
         ),
+        (syntax("<|tool_call>", |_| true), "<|tool_call>call:weather{city:<|\"|>Paris<|\"|>,days:3}<tool_call|>"),
         // without the opening mark, and without any
         (syntax("<tool_call>", |body| *body == Body::Elements), &elements["<tool_call>\n".len()..]),
         (hermes(), " {\"name\": \"weather\",\n \"arguments\": {\"city\": \"Paris\", \"days\": 3}}\n"),
@@ -259,7 +260,11 @@ fn random_text_under_the_grammar_is_a_call() {
                 // closing tokens are likelier, so that texts end
                 logits[0] = 6.0;
                 let written = String::from_utf8_lossy(&bytes);
-                let closing = if syntax.body == Body::Keys { "</arg_value>\n" } else { "\n</parameter>\n" };
+                let closing = match syntax.body {
+                    Body::Keys => "</arg_value>\n",
+                    Body::Braces => QUOTE,
+                    _ => "\n</parameter>\n",
+                };
                 let next = &closing[overlap(&written, closing)..];
                 for (id, logit) in logits.iter_mut().enumerate() {
                     let token = tokenizer.token_bytes(id as u32);
@@ -285,7 +290,7 @@ fn random_text_under_the_grammar_is_a_call() {
             for call in calls {
                 let function = functions.iter().find(|function| function.name == call.name).unwrap();
                 let arguments = Json::Object(call.arguments.clone());
-                let free = matches!(syntax.body, Body::Elements | Body::Keys);
+                let free = matches!(syntax.body, Body::Elements | Body::Keys | Body::Braces);
                 // a string between elements has no length limit while it is generated
                 let valid = jsonschema::is_valid(&function.parameters, &arguments);
                 assert!(
