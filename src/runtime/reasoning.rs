@@ -9,20 +9,22 @@ use super::tools::{CallPiece, CallReader, CallSyntax, ToolCall, ToolTextPart};
 pub struct ReasoningSyntax {
     open: &'static str,
     close: &'static str,
+    /// Whether reasoning may follow text, and closing marks may stand alone.
+    repeats: bool,
 }
 
 /// Known marks; the first whose closing mark a template contains applies.
 static SYNTAXES: [ReasoningSyntax; 5] = [
     // Qwen3, DeepSeek-R1, SmolLM3, Nemotron, GLM, …
-    ReasoningSyntax { open: "<think>", close: "</think>" },
+    ReasoningSyntax { open: "<think>", close: "</think>", repeats: false },
     // Magistral, Ministral 3
-    ReasoningSyntax { open: "[THINK]", close: "[/THINK]" },
+    ReasoningSyntax { open: "[THINK]", close: "[/THINK]", repeats: false },
     // Seed-OSS
-    ReasoningSyntax { open: "<seed:think>", close: "</seed:think>" },
+    ReasoningSyntax { open: "<seed:think>", close: "</seed:think>", repeats: false },
     // Command A
-    ReasoningSyntax { open: "<|START_THINKING|>", close: "<|END_THINKING|>" },
+    ReasoningSyntax { open: "<|START_THINKING|>", close: "<|END_THINKING|>", repeats: false },
     // Gemma 4
-    ReasoningSyntax { open: "<|channel>thought", close: "<channel|>" },
+    ReasoningSyntax { open: "<|channel>thought", close: "<channel|>", repeats: true },
 ];
 
 /// Marks of gpt-oss, whose answers are messages in channels.
@@ -204,6 +206,12 @@ impl AnswerReader {
                 self.stage = Stage::Header;
                 true
             }
+            (Stage::Text, AnswerSyntax::Marked(syntax)) if syntax.repeats => {
+                let [open, close] = [syntax.open, syntax.close].map(|mark| self.held.find(mark));
+                let opens = open.is_some_and(|open| close.is_none_or(|close| open < close));
+                let next = if opens { Stage::Reasoning } else { Stage::Text };
+                self.up_to(&[syntax.open, syntax.close], next, parts)
+            }
             (Stage::Reasoning | Stage::Text, AnswerSyntax::Channels) => {
                 self.up_to(&["<|end|>", "<|return|>", "<|start|>"], Stage::Header, parts)
             }
@@ -349,6 +357,20 @@ mod tests {
             assert_eq!(read(&opened, "well, cut", size), [reasoning("well, cut")]);
             assert_eq!(read(&closed, " <thing> <think>", size), [text(" <thing> <think>")]);
             assert_eq!(read(&closed, "<think></think>x", size), [text("x")]);
+        }
+    }
+
+    #[test]
+    fn gemma_may_reason_again_and_leave_a_mark() {
+        let syntax = AnswerSyntax::of("<|channel>thought <channel|>");
+        let reader = AnswerReader::new(syntax, false, None, false);
+        let parts = [AnswerPart::Reasoning("a".into()), AnswerPart::Text("b\n\nc".into())];
+        for size in [1, 3, 1000] {
+            for rest in ["", "<channel|>", "\n<|channel>thought\n<channel|>", "<|channel>thought\n<channel|><channel|>"]
+            {
+                let whole = format!("<|channel>thought\na\n<channel|>b\n\nc{rest}");
+                assert_eq!(read(&reader, &whole, size), parts, "{whole}");
+            }
         }
     }
 
