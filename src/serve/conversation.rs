@@ -52,3 +52,21 @@ pub(super) fn thinking(service: &Service, field: &'static str, thinks: bool) -> 
         _ => Ok(Map::new()),
     }
 }
+
+/// Returns the template variables of a reasoning effort, as the field `field` requests. "none" disables the reasoning.
+///
+/// # Errors
+/// If the model can't be kept from reasoning.
+pub(super) fn effort_variables(
+    service: &Service,
+    field: &'static str,
+    effort: &str,
+) -> Result<Map<String, Json>, ServeError> {
+    let mut variables = match (effort, service.thinking()) {
+        ("none", _) => thinking(service, field, false)?,
+        (_, Thinking::Optional) => thinking(service, field, true)?,
+        _ => Map::new(),
+    };
+    variables.insert("reasoning_effort".into(), json!(effort));
+    Ok(variables)
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
 
-use super::conversation::parse;
+use super::conversation::{effort_variables, parse};
 use super::engine::Ending;
 use super::error::ServeError;
 use super::parameters::{MAX_LOGPROBS, Parameters, check_supported};
@@ -26,6 +26,7 @@ pub struct ChatRequest {
     parallel_tool_calls: Option<bool>,
     #[serde(default)]
     chat_template_kwargs: Map<String, Json>,
+    reasoning_effort: Option<String>,
     logprobs: Option<bool>,
     top_logprobs: Option<u64>,
     functions: Option<Json>,
@@ -95,7 +96,7 @@ pub fn read(kind: Kind, body: Json, service: &Service) -> Result<(Vec<Submission
         Kind::Chat => {
             let request: ChatRequest = parse(&body)?;
             let logprobs = request.logprobs()?;
-            let (chat, tools) = chat(&request)?;
+            let (chat, tools) = chat(&request, service)?;
             (vec![RequestPrompt::Chat(chat)], logprobs, tools, false)
         }
         Kind::Completion => {
@@ -135,9 +136,9 @@ pub fn read(kind: Kind, body: Json, service: &Service) -> Result<(Vec<Submission
 ///
 /// # Errors
 /// If a field of the conversation is wrong.
-pub(super) fn conversation(body: Json) -> Result<Chat, ServeError> {
+pub(super) fn conversation(body: Json, service: &Service) -> Result<Chat, ServeError> {
     check_supported(&body)?;
-    chat(&parse(&body)?).map(|(chat, _)| chat)
+    chat(&parse(&body)?, service).map(|(chat, _)| chat)
 }
 
 /// Parses the body of a request.
@@ -166,7 +167,7 @@ impl ChatRequest {
     }
 }
 
-fn chat(request: &ChatRequest) -> Result<(Chat, Option<Tools>), ServeError> {
+fn chat(request: &ChatRequest, service: &Service) -> Result<(Chat, Option<Tools>), ServeError> {
     if request.messages.is_empty() {
         return Err(ServeError::field("messages", "`messages` is empty"));
     }
@@ -181,7 +182,11 @@ fn chat(request: &ChatRequest) -> Result<(Chat, Option<Tools>), ServeError> {
             "a message is continued or answered: set one of `continue_final_message` and `add_generation_prompt`";
         return Err(ServeError::field("continue_final_message", problem));
     }
-    let mut variables = request.chat_template_kwargs.clone();
+    let mut variables = match &request.reasoning_effort {
+        Some(effort) => effort_variables(service, "reasoning_effort", effort)?,
+        None => Map::new(),
+    };
+    variables.extend(request.chat_template_kwargs.clone());
     if request.add_generation_prompt == Some(false) {
         variables.insert("add_generation_prompt".into(), json!(false));
     }

@@ -58,7 +58,7 @@ async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result<Jso
 
 async fn apply_template(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ServeError> {
     let (model, body) = app.model_and_object(request).await?;
-    let prompt = move |service: &Service| Ok(json!({"prompt": service.render(&openai::conversation(body)?)?}));
+    let prompt = move |service: &Service| Ok(json!({"prompt": service.render(&openai::conversation(body, service)?)?}));
     model.compute(move |service, _| prompt(service)).await.map(Json)
 }
 

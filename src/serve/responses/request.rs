@@ -5,10 +5,10 @@ use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
 
 use super::store::ConversationStore;
-use crate::conversation::{beside_text, earlier_call, offered, parse, thinking};
+use crate::conversation::{beside_text, earlier_call, effort_variables, offered, parse};
 use crate::error::ServeError;
 use crate::parameters::{Parameters, check_fields};
-use crate::service::{RequestPrompt, Service, Submission, Thinking};
+use crate::service::{RequestPrompt, Service, Submission};
 use crate::tools::Tools;
 use anec_runtime::chat::{Chat, Message};
 
@@ -154,16 +154,10 @@ impl ResponseRequest {
 
     /// Returns the template variables of the effort; without effort the model doesn't reason if it can be kept from it.
     fn variables(&self, service: &Service) -> Result<Map<String, Json>, ServeError> {
-        let Some(effort) = self.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_deref()) else {
-            return Ok(Map::new());
-        };
-        let mut variables = match (effort, service.thinking()) {
-            ("none", _) => thinking(service, "reasoning", false)?,
-            (_, Thinking::Optional) => thinking(service, "reasoning", true)?,
-            _ => Map::new(),
-        };
-        variables.insert("reasoning_effort".into(), json!(effort));
-        Ok(variables)
+        match self.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_deref()) {
+            Some(effort) => effort_variables(service, "reasoning", effort),
+            None => Ok(Map::new()),
+        }
     }
 }
 
