@@ -273,7 +273,7 @@ fn response_format(format: &Json) -> Result<Option<(Grammar, bool)>, ServeError>
 }
 
 /// Fields that would change an answer and aren't supported, with the values that change nothing.
-const UNSUPPORTED: [(&str, &[&str]); 20] = [
+const UNSUPPORTED: [(&str, &[&str]); 25] = [
     ("grammar", &["\"\""]),
     ("guided_grammar", &[]),
     ("min_tokens", &["0"]),
@@ -285,6 +285,11 @@ const UNSUPPORTED: [(&str, &[&str]); 20] = [
     ("top_n_sigma", &["-1", "-1.0"]),
     ("tfs_z", &["1", "1.0"]),
     ("dynatemp_range", &["0", "0.0"]),
+    ("adaptive_target", &["-1", "-1.0"]),
+    ("top_a", &["0", "0.0"]),
+    ("smoothing_factor", &["0", "0.0"]),
+    ("skip_special_tokens", &["true"]),
+    ("include_stop_str_in_output", &["false"]),
     ("use_beam_search", &["false"]),
     ("bad_words", &["[]"]),
     ("allowed_token_ids", &["[]"]),
@@ -417,7 +422,7 @@ mod tests {
     #[test]
     fn fields_that_would_change_the_answer_are_refused() {
         for (field, value) in
-            [("grammar", json!("root ::= x")), ("min_tokens", json!(3)), ("use_beam_search", json!(true))]
+            [("grammar", json!("root ::= x")), ("min_tokens", json!(3)), ("skip_special_tokens", json!(false))]
         {
             let error = check_supported(&json!({field: value})).unwrap_err().to_string();
             assert!(error.starts_with(&format!("`{field}` isn't supported")), "{error}");
