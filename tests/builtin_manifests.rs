@@ -76,6 +76,7 @@ fn converts(name: &str) {
         (0..facts.num_layers).map(|layer| [layer, layer + 1]).collect()
     };
     manifest.shards.layers = Some(parts);
+    manifest.shards.max_mb = 40.0;
     let manifest = resolve(&manifest, &source, &*model);
     let plan = ConvertPlan::new(&manifest, &*model).unwrap();
     let folder = tempfile::tempdir().unwrap();

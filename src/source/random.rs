@@ -23,7 +23,7 @@ impl Normal {
         for (i, value) in out.iter_mut().enumerate() {
             let bits = mix(self.seed, first.wrapping_add(i as u64));
             let sum = (bits & 0xFFFF) + (bits >> 16 & 0xFFFF) + (bits >> 32 & 0xFFFF) + (bits >> 48);
-            *value = self.mean + scale * (sum as f32 - MIDDLE);
+            *value = self.mean + scale * (sum as i32 as f32 - MIDDLE);
         }
     }
 }
