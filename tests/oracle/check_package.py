@@ -344,7 +344,7 @@ class Typing:
         self.report, self.where, self.function, self.weights = report, where, function, weights
         self.lengths_run = lengths_run
         self.unproven = 0
-        self.input_symbols = {}
+        self.input_symbols = None
 
     def run(self):
         """The pymil function, or None after reporting why not."""
@@ -360,7 +360,7 @@ class Typing:
         def checked(context, op):
             nonlocal current
             current = op_name(op)
-            if not self.input_symbols:
+            if self.input_symbols is None:
                 self.remember_inputs(context)
             original(context, op)
             self.check_op(context, op)
@@ -381,6 +381,7 @@ class Typing:
             milproto._load_operation = original
 
     def remember_inputs(self, context):
+        self.input_symbols = {}
         for value in self.function.inputs:
             for size in inferred_type(context.name_to_var[value.name])[1]:
                 if is_symbolic(size):
