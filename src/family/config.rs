@@ -156,6 +156,9 @@ pub struct DecoderConfig {
     /// Soft cap of the scores' magnitude.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_softcap: Option<f64>,
+    /// Largest magnitude of queries, keys and values before the rotation; larger ones are clipped to it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clip_qkv: Option<f64>,
     /// Soft cap of the logits' magnitude.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logits_softcap: Option<f64>,

@@ -328,6 +328,8 @@ pub struct AttentionRules {
     pub late_query_scale: bool,
     /// Soft cap of the scores, `attn_logit_softcapping`.
     pub softcap: Softcap,
+    /// Whether queries, keys and values are clipped to `-clip_qkv..clip_qkv` if the key is a number.
+    pub clips: bool,
     /// Whether `use_bidirectional_attention` makes the model an encoder.
     pub may_be_bidirectional: bool,
 }
@@ -525,6 +527,7 @@ pub(crate) const ATTENTION: AttentionRules = AttentionRules {
     query_pre_attn_scalar: false,
     late_query_scale: false,
     softcap: Softcap::Never,
+    clips: false,
     may_be_bidirectional: false,
 };
 

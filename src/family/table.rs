@@ -504,7 +504,7 @@ pub const DECODERS: &[DecoderFamily] = &[
             neutral_keys: &["output_router_logits", "router_aux_loss_coef"],
             ..NAMES
         },
-        attention: AttentionRules { qk_norm: QkNorm::WholeWidth, ..ATTENTION },
+        attention: AttentionRules { qk_norm: QkNorm::WholeWidth, clips: true, ..ATTENTION },
         norms: NormRules { eps: 1e-5, ..NORMS },
         network: NetworkRules { mixture: MixtureKind::Softmax, ..NETWORK },
         ..FAMILY

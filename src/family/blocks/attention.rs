@@ -46,6 +46,8 @@ pub struct Attention {
     pub scale: f64,
     /// Soft cap of the scores' magnitude.
     pub softcap: Option<f64>,
+    /// Limit to which queries, keys and values are clipped before the rotation.
+    pub clip: Option<f64>,
 }
 
 impl Attention {
@@ -121,6 +123,9 @@ pub fn attention(
     let mut key = weights.key.as_ref().map(|key| linear(g, x, key));
     let value = weights.value.as_ref().map(|value| linear(g, x, value));
     (query, key) = weights.qk_norm_at(g, QkNorm::WholeWidth, query, key);
+    let mut clipped = |x| clip(g, x, weights.clip);
+    (query, key) = (clipped(query), key.map(&mut clipped));
+    let value = value.map(clipped);
     query = split_heads(g, query, weights.num_attention_heads, weights.head_dim);
     key = key.map(|key| split_heads(g, key, weights.num_key_value_heads, weights.head_dim));
     let mut value = value.map(|value| split_heads(g, value, weights.num_key_value_heads, weights.head_dim)).or(key);
@@ -176,6 +181,11 @@ pub fn softcap(g: &mut Graph<'_>, x: ValueId, cap: Option<f64>) -> ValueId {
     let x = g.ops.mul(x, Constant::fp16((1.0 / cap) as f32));
     let x = g.ops.tanh(x);
     g.ops.mul(x, Constant::fp16(cap as f32))
+}
+
+/// `min(max(x, -limit), limit)`, if there is a limit.
+fn clip(g: &mut Graph<'_>, x: ValueId, limit: Option<f64>) -> ValueId {
+    limit.map_or(x, |limit| g.ops.clip(x, -limit as f32, limit as f32))
 }
 
 /// Writes keys and values to the caches and attends to them, all `[1, heads, T, head_dim]`.

@@ -27,6 +27,7 @@ const NAMES: &[(&str, &str)] = &[
     ("attention.sliding_window", "sliding_window"),
     ("attention.sliding_window_pattern", "sliding_window_pattern"),
     ("attention.scale", "attention_multiplier"),
+    ("attention.clamp_kqv", "clip_qkv"),
     ("embedding_scale", "embedding_multiplier"),
     ("residual_scale", "residual_multiplier"),
     ("logit_scale", "logits_scaling"),
@@ -167,6 +168,10 @@ pub fn configuration(
     // llama.cpp writes 0 for no window, or omits the key
     if config.get("sliding_window").is_none_or(|window| *window == json!(0)) {
         config.insert("sliding_window".into(), Json::Null);
+    }
+    // llama.cpp clips only to a positive limit
+    if config.get("clip_qkv").is_some_and(|limit| limit.as_f64() == Some(0.0)) {
+        config.insert("clip_qkv".into(), Json::Null);
     }
     // a period, or a flag for each layer
     if let Some(sliding) = config.get("sliding_window_pattern").and_then(Json::as_array) {

@@ -1,5 +1,6 @@
 //! Reader of decoder configurations, for every row of the family table.
 
+use half::f16;
 use serde_json::{Map, Value as Json};
 
 use super::experts::{ExpertsConfig, experts};
@@ -97,6 +98,7 @@ impl DecoderConfig {
             layers,
             attention_scale,
             attention_softcap: reader.softcap("attn_logit_softcapping", family.attention.softcap)?,
+            clip_qkv: reader.clip_qkv()?,
             logits_softcap: reader.softcap("final_logit_softcapping", family.residual.logits_softcap)?,
             embedding_multiplier: reader.embedding_multiplier(hidden_size)?,
             residual_multiplier: reader.multiplier("residual_multiplier")?,
@@ -299,6 +301,19 @@ impl Reader<'_> {
                 Some(cap) if cap <= 0.0 => Err(keys.value(key, "more than 0, or null")),
                 cap => Ok(cap),
             },
+        }
+    }
+
+    /// Limit of queries, keys and values, if the family clips them.
+    fn clip_qkv(&self) -> Result<Option<f64>, FamilyError> {
+        const KEY: &str = "clip_qkv";
+        if !self.family.attention.clips {
+            return Ok(None);
+        }
+        match self.keys.f64(KEY)? {
+            Some(limit) if limit <= 0.0 => Err(self.keys.value(KEY, "more than 0, or null")),
+            // fp16 holds no larger values
+            limit => Ok(limit.filter(|limit| *limit < f16::MAX.to_f64())),
         }
     }
 

@@ -104,6 +104,7 @@ impl Tensors<'_, '_> {
             rope_dim: config.rope_of(index).rope_dim,
             scale: config.attention_scale,
             softcap: config.attention_softcap,
+            clip: config.clip_qkv,
         })
     }
 
@@ -249,6 +250,7 @@ impl Tensors<'_, '_> {
                 rope_dim: config.rope_of(index).rope_dim,
                 scale: 1.0,
                 softcap: None,
+                clip: None,
             },
             delayed_value,
             delay,

@@ -197,8 +197,8 @@ fn value_and_output(
     second: Option<(&mut Linear, &mut Option<SourceWeight>)>,
     place: &Place,
 ) -> Result<Option<SourceWeight>> {
-    // a norm of each head cancels the scale of values
-    let own = attention.value_norm.is_none();
+    // a norm of each head cancels the scale of values, and one limit applies to all channels
+    let own = attention.value_norm.is_none() && attention.clip.is_none();
     let heads = Heads::of(attention);
     let Some(value) = attention.value.as_mut().filter(|_| own) else { return Ok(None) };
     let mut values = vec![value.clone()];
@@ -246,6 +246,9 @@ fn value_and_output(
 /// `(s q) . (k / s)`: dimensions that are rotated together share a scale. After a norm of each head, only a factor for
 /// the head is possible, which the norm cancels.
 fn query_and_key(attention: &mut Attention, rotated: bool, place: &Place) -> Result<Vec<SourceWeight>> {
+    if attention.clip.is_some() {
+        return Ok(Vec::new());
+    }
     match attention.query_norm.as_ref().map(|_| attention.qk_norm_place) {
         None | Some(QkNorm::None) => Ok(units_of_pairs(attention, rotated, place)?.into_iter().collect()),
         Some(QkNorm::PerHead | QkNorm::PerHeadOwn | QkNorm::PerHeadRotated) => {

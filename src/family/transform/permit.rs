@@ -51,6 +51,7 @@ pub(super) fn equalization_exceptions(config: &DecoderConfig) -> Vec<String> {
             has(MixerKind::Cca),
             "queries and keys keep their units: each is averaged with the other in front of the convolutions",
         ),
+        (config.clip_qkv.is_some(), "values and outputs keep their units: values are clipped to one limit"),
         (config.value_norm, "values and outputs keep their units: each head of values is normed"),
         (
             config.experts.is_some_and(|experts| experts.clamped.is_some()),

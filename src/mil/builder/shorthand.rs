@@ -88,6 +88,12 @@ impl FunctionBuilder {
         self.op::<OpInput>("rsqrt", "rsqrt", [("x", x.into()), ("epsilon", Constant::fp16(epsilon).into())])
     }
 
+    /// `min(max(x, least), most)`
+    pub fn clip(&mut self, x: ValueId, least: f32, most: f32) -> ValueId {
+        let [alpha, beta] = [least, most].map(|limit| Constant::fp16(limit).into());
+        self.op::<OpInput>("clip", "clip", [("x", x.into()), ("alpha", alpha), ("beta", beta)])
+    }
+
     /// GELU with the error function.
     pub fn gelu(&mut self, x: ValueId) -> ValueId {
         self.op::<OpInput>("gelu", "gelu", [("x", x.into()), ("mode", Constant::string("EXACT").into())])
