@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anec::family::encoder_families;
-use anec::family::row::DecoderFamily;
+use anec::family::row::{Bidirectional, DecoderFamily};
 use anec::family::table::{DECODERS, NEUTRAL_KEYS, OPENAI_PRIVACY_FILTER};
 use anec::source::{Ledger, Source};
 use folder::json;
@@ -115,8 +115,9 @@ fn has_text_model(family: &str) -> bool {
     !family.starts_with("qwen3_vl")
 }
 
+/// Whether all models of the family are encoders.
 fn is_encoder(family: &str) -> bool {
-    encoder_families().any(|(name, _)| name == family)
+    encoder_families().any(|(name, _)| name == family) || row(family).attention.bidirectional == Bidirectional::Always
 }
 
 /// A family's row of the table.

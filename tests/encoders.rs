@@ -25,7 +25,7 @@ use rayon::prelude::*;
 use safetensors::SafeTensors;
 use serde_json::{Value as Json, json};
 
-const CASES: [&str; 38] = [
+const CASES: [&str; 40] = [
     "bert-mean",
     "bert-reranker",
     "bert-tokens",
@@ -63,6 +63,8 @@ const CASES: [&str; 38] = [
     "nomic-tokens",
     "embeddinggemma",
     "embeddinggemma-period",
+    "embeddinggemma2",
+    "embeddinggemma2-text",
     "qwen3-embedding",
 ];
 
@@ -207,6 +209,7 @@ fn hidden_states_vectors_and_logits_agree_with_transformers_in_every_form() {
     let compared = all.par_iter().map(|(case, form)| {
         let golden = Golden::read(&fixture(case).join("golden.safetensors"));
         let config = folder::json(&fixture(case).join("config.json"));
+        let config = config.get("text_config").unwrap_or(&config);
         let layers = ["num_hidden_layers", "n_layers", "n_layer"].iter().find_map(|key| config[key].as_u64()).unwrap();
         let each = (0..layers).map(|layer| [layer, layer + 1]).collect::<Vec<_>>();
         let each = format!("shards.layers={}", serde_json::to_string(&each).unwrap());

@@ -77,7 +77,10 @@ const TOLERATED: [f64; 2] = [2e-4, 4e-3];
 fn models_with_published_sizes_of_activations_keep_their_values() {
     let room = tempfile::tempdir().unwrap();
     for (fixture, projections) in [
-        ("encoders/embeddinggemma", &["q_proj.weight", "k_proj.weight"][..]),
+        (
+            "encoders/embeddinggemma2",
+            &["q_proj.weight", "k_proj.weight", "v_proj.weight", "per_layer_projection.weight"],
+        ),
         ("families/gemma4-dense", &["q_proj.weight", "k_proj.weight", "v_proj.weight", "per_layer_projection.weight"]),
     ] {
         let source = repository("tests/fixtures").join(fixture);

@@ -316,6 +316,11 @@ fn emit_families(write: &mut impl FnMut(String, &Program)) {
             }
         }
     }
+    // values with norms, and vectors for layers that are projections, without a cache
+    let manifest = emitted::manifest("tests/fixtures/encoders/embeddinggemma2", &["context=32"]);
+    for (package, program) in emitted::layers_apart(&manifest) {
+        write(format!("embeddinggemma2-{package}"), &program);
+    }
     assert!(carried >= 10 && apart >= 7, "{carried} {apart}");
     assert!(families.len() >= 8, "{families:?}");
 }

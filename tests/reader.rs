@@ -127,7 +127,7 @@ const CASES: &[Case] = &[
 ];
 
 /// Encoders of tests/fixtures/encoders: learned positions, token types, embeddings narrower than the layers, biases by
-/// distance; calls that are filled up.
+/// distance, token embeddings in functions of later layers; calls that are filled up.
 const ENCODERS: &[(&str, &[&str])] = &[
     ("distilbert-labels", &[]),
     ("bert-reranker", &[]),
@@ -135,6 +135,7 @@ const ENCODERS: &[(&str, &[&str])] = &[
     ("electra-small", &[]),
     ("mpnet-labels", &[]),
     ("mpnet-mean", &["lengths={fixed: [40]}", CORE_AI]),
+    ("embeddinggemma2", &["lengths={fixed: [40]}", "shards.layers=[[0, 1], [1, 4]]"]),
 ];
 
 /// Tokens and logits of a file, and the width of the logits.

@@ -49,6 +49,9 @@ pub enum PortRole {
     /// Normalised input of a parallel layer's feed-forward network, `[1, hidden, T, 1]` or `[1, hidden, 1, T]`, if that
     /// network has its own function: an output of the layer's function, an input of the network's.
     FeedForwardInput,
+    /// Token embeddings of the call, as they enter the first layer, `[1, hidden, T, 1]` or `[1, hidden, 1, T]`: an
+    /// input of functions of later layers that make their per-layer embeddings of them.
+    Embedding,
     /// Per-layer embeddings of the call's tokens for layers `first..end`, `[1, (end - first) * width, T, 1]` or `[1,
     /// (end - first) * width, 1, T]`: columns `first * width .. end * width` of the tokens' rows of the host tensor
     /// [`per_layer_embedding`](crate::HostFacts::per_layer_embedding).

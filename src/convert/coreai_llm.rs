@@ -189,7 +189,7 @@ fn unknown_part(port: &Port) -> Option<&'static str> {
         PortRole::Cache { holds: StateRole::KeyCache { .. } | StateRole::ValueCache { .. }, .. } => None,
         PortRole::ExpertInput | PortRole::ExpertShares => Some("experts in functions of their own"),
         PortRole::SharedKeys { .. } | PortRole::SharedValues { .. } => Some("keys that layers share"),
-        PortRole::PerLayerInput { .. } => Some("embeddings for each layer"),
+        PortRole::Embedding | PortRole::PerLayerInput { .. } => Some("embeddings for each layer"),
         PortRole::State { .. } | PortRole::TokenOrder => Some("a recurrent state"),
         _ => Some("an input that Apple's engine doesn't provide"),
     }

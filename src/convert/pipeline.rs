@@ -160,7 +160,7 @@ fn write(options: &ConvertOptions, opened: &Opened, steps: ConvertSteps<'_>) -> 
     let partial = output::partial(&path);
     let mut journal = Journal::open(&partial, resume::inputs(&manifest, source), options.force)?;
     if matches!(model.facts().purpose, Purpose::TextEmbedding { .. }) {
-        host.projections = projections(source)?;
+        host.projections.extend(projections(source)?);
     }
     let calibration = partial.join(journal.calibration());
     let chosen = match steps.choose.map(|choose| choose_in(&calibration, choose)).transpose() {
@@ -173,7 +173,6 @@ fn write(options: &ConvertOptions, opened: &Opened, steps: ConvertSteps<'_>) -> 
     let mut run = ConversionRun {
         manifest: &manifest,
         chosen: chosen.as_ref().map(|chosen| &*chosen.codes),
-        source,
         model,
         plan: &plan,
         folder: &partial,
@@ -197,7 +196,8 @@ fn write(options: &ConvertOptions, opened: &Opened, steps: ConvertSteps<'_>) -> 
     if options.compile && manifest.format.is_coreml() {
         run.compile(&mut written.packages)?;
     }
-    let bundle = bundle(&run, &written, name, digests::source_facts(source)?, ledger)?;
+    let task = task(model.facts(), &plan, &manifest, source, &host.projections)?;
+    let bundle = bundle(&run, &written, name, task, digests::source_facts(source)?, ledger);
     let assembly = (!manifest.format.is_coreml()).then(|| coreai::assemble(&bundle, &partial)).transpose()?;
     let run_report = run_report(&bundle, source, begin.elapsed().as_secs_f64(), resumed_packages);
     let mut report = ConvertReport {
@@ -239,13 +239,14 @@ fn bundle(
     run: &ConversionRun<'_>,
     written: &WrittenParts,
     name: String,
+    task: Task,
     source: SourceFacts,
     ledger: &LedgerTotals,
-) -> Result<Bundle> {
+) -> Bundle {
     let (manifest, plan) = (run.manifest, run.plan);
     let facts = run.model.facts();
     let [of_model, of_draft] = run.divided(&written.packages);
-    Ok(Bundle {
+    Bundle {
         schema_version: anec_bundle::SCHEMA_VERSION,
         anec_version: env!("CARGO_PKG_VERSION").into(),
         name,
@@ -258,7 +259,7 @@ fn bundle(
             contexts: plan.contexts.clone(),
             eos_token_ids: written.text.eos_token_ids.clone(),
             bos_token_id: written.text.bos_token_id,
-            task: task(facts, plan, manifest, run.source)?,
+            task,
         },
         config: facts.config.clone(),
         manifest: manifest.clone(),
@@ -271,7 +272,7 @@ fn bundle(
         tokenizer: written.text.files.clone(),
         tokenizer_files: written.text.digests.clone(),
         ledger: LedgerTotals { kept: kept(&written.packages), ..ledger.clone() },
-    })
+    }
 }
 
 /// Number of tensors whose integers the packages keep.
@@ -307,7 +308,13 @@ fn choose_in(folder: &Path, choose: Choose<'_>) -> Result<Chosen> {
 }
 
 /// Task of the model.
-fn task(facts: &FamilyFacts, plan: &ConvertPlan, manifest: &Manifest, source: &Source) -> Result<Task> {
+fn task(
+    facts: &FamilyFacts,
+    plan: &ConvertPlan,
+    manifest: &Manifest,
+    source: &Source,
+    projections: &[HostProjection],
+) -> Result<Task> {
     Ok(match facts.purpose.clone() {
         Purpose::TextGeneration => Task::TextGeneration,
         Purpose::TokenClassification(label_set) => {
@@ -328,7 +335,7 @@ fn task(facts: &FamilyFacts, plan: &ConvertPlan, manifest: &Manifest, source: &S
             Task::TextEmbedding(TextEmbedding {
                 bidirectional,
                 pooling,
-                projections: host::projections(&projections(source)?),
+                projections: host::projections(projections),
                 normalize: modules.as_ref().is_some_and(|modules| modules.normalize),
                 texts: modules.map(|modules| modules.texts).unwrap_or_default(),
             })
@@ -337,7 +344,7 @@ fn task(facts: &FamilyFacts, plan: &ConvertPlan, manifest: &Manifest, source: &S
     })
 }
 
-/// Projections after pooling.
+/// Projections after pooling that modules of sentence-transformers describe.
 fn projections(source: &Source) -> Result<Vec<HostProjection>> {
     let dense = source.sentence_transformers()?.map_or_else(Vec::new, |modules| modules.dense);
     let projection = |dense: &Dense| HostProjection {

@@ -21,7 +21,7 @@ use anec_family::{FamilyModel, HostTensors, Purpose};
 use anec_manifest::Manifest;
 use anec_package::WriteOptions;
 use anec_quant::ChosenCodes;
-use anec_source::{Source, SourceWeight};
+use anec_source::SourceWeight;
 use rayon::prelude::*;
 
 /// Maximum number of files written at once. Each holds a graph and some chunks in memory.
@@ -51,7 +51,6 @@ pub(super) struct WrittenParts {
 pub(super) struct ConversionRun<'a> {
     pub(super) manifest: &'a Manifest,
     pub(super) chosen: Option<&'a dyn ChosenCodes>,
-    pub(super) source: &'a Source,
     pub(super) model: &'a dyn FamilyModel,
     pub(super) plan: &'a ConvertPlan,
     /// Folder of the incomplete bundle.

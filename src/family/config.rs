@@ -35,6 +35,9 @@ pub const NOT_TEXT: &[&str] = &[
     "model.embed_vision.*",
     "model.vision_embedder.*",
     "model.embed_audio.*",
+    "audio_tower.*",
+    "embed_vision.*",
+    "embed_audio.*",
 ];
 
 /// Configuration of the text model within a multimodal one.
@@ -92,6 +95,9 @@ pub struct DecoderConfig {
     /// Per-layer embeddings of tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub per_layer_embedding: Option<PerLayerEmbeddingConfig>,
+    /// Width of the projection of an encoder's final hidden states, if it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub embedding_dim: Option<u64>,
     /// Place of query-key norms.
     pub qk_norm: QkNorm,
     /// Whether each head of values is normed, without a gain.
@@ -214,8 +220,9 @@ pub struct LayerHeads {
 /// Per-layer embeddings of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PerLayerEmbeddingConfig {
-    /// Number of tokens that have them.
-    pub vocab_size: u64,
+    /// Number of tokens in the table of looked-up vectors; `None` if projections of the token embeddings are all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vocab_size: Option<u64>,
     /// Width of a vector.
     pub width: u64,
 }

@@ -16,7 +16,7 @@
 //! | [`bert`] | BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, ELECTRA, ALBERT, MPNet, DeBERTa v2 and v3 |
 //! | [`modernbert`] | ModernBERT |
 //! | [`nomic`] | NomicBERT |
-//! | [`gemma`] | EmbeddingGemma: bidirectional Gemma 3 |
+//! | [`gemma`] | EmbeddingGemma and EmbeddingGemma 2: bidirectional Gemma 3 and 4 |
 //!
 //! [`gguf`] reads the keys of llama.cpp's files; [`naming`] maps tensor names.
 
@@ -45,12 +45,15 @@ use super::layer::{Layer, Mixer, MixerInputs, Stream};
 use super::rope::RopeConfig;
 use super::scale::scale_block;
 use super::{
-    EmitWeight, FamilyFacts, FamilyModel, FunctionGraph, FunctionRequest, HostTensors, LoweringOptions, Purpose,
+    EmitWeight, FamilyFacts, FamilyModel, FunctionGraph, FunctionRequest, HostProjection, HostTensors, LoweringOptions,
+    Purpose,
 };
 use crate::classifier::config::{labels, numbered_labels};
 use crate::tensors::first_positions;
 use anec_base::Result;
-use anec_bundle::{LabelSet, Pooling, PortRole, SequenceClassification, Stage, WHOLE_TEXT, layer_scope};
+use anec_bundle::{
+    LabelSet, Pooling, PortRole, ProjectionActivation, SequenceClassification, Stage, WHOLE_TEXT, layer_scope,
+};
 use anec_mil::{Dim, ValueId};
 use anec_source::{Ledger, SourceWeight};
 use head::Head;
@@ -80,6 +83,8 @@ struct Encoder {
     /// Norm of the last layer's output.
     final_norm: Option<Norm>,
     head: Option<Head>,
+    /// Projection of the pooled vector, `[embedding_dim, hidden_size]`, which the host computes.
+    final_projection: Option<SourceWeight>,
     /// Rotary embeddings of layers that see the whole text, and of layers that see a band.
     rope: [Option<RopeConfig>; 2],
 }
@@ -217,12 +222,18 @@ impl Encoder {
         bands.sort_unstable();
         bands.dedup();
         let shared: Vec<_> = bands.into_iter().map(|band| (band, self.shared(g, &mut ports, band, context))).collect();
+        let sum = hidden;
         if range.start == 0 {
             hidden = self.first_input(g, hidden);
         }
+        let per_layer = match range.start {
+            _ if mixes => None,
+            0 => Some(sum),
+            _ => self.token_embedding(g, &mut ports, range.clone()),
+        };
         for (index, EncoderLayer { layer, band }) in range.clone().zip(layers) {
             let band = shared.iter().find(|(of, _)| of == band).map(|(_, inputs)| *inputs);
-            let inputs = MixerInputs { attention: None, band, order: None, states: &[], per_layer: None };
+            let inputs = MixerInputs { attention: None, band, order: None, states: &[], per_layer };
             let stream = Stream { hidden, network: None, router: None };
             let apply = if mixes { Layer::mix } else { Layer::apply };
             hidden = g.scope(&layer_scope(index), |g| apply(layer, g, stream, inputs, 1.0).hidden);
@@ -235,6 +246,13 @@ impl Encoder {
         }
         ports.output(g, "hidden_out", PortRole::Hidden, hidden);
         ports
+    }
+
+    /// Input of the token embeddings, if a layer of `range` makes its per-layer embeddings of them.
+    fn token_embedding(&self, g: &mut Graph<'_>, ports: &mut Ports, range: Range<usize>) -> Option<ValueId> {
+        let takes = |layer: &EncoderLayer| layer.layer.per_layer_input.is_some();
+        let shape = g.hidden_shape(self.facts.hidden_size);
+        self.layers[range].iter().any(takes).then(|| ports.input(g, "embedding", PortRole::Embedding, shape))
     }
 
     /// Hidden states for the first layer: the normed and projected sum of embeddings.
@@ -266,9 +284,10 @@ impl Encoder {
     fn feed_forward_function(&self, g: &mut Graph<'_>, index: usize) -> Ports {
         let mut ports = Ports::default();
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(self.facts.hidden_size));
+        let per_layer = self.token_embedding(g, &mut ports, index..index + 1);
         let layer = &self.layers[index].layer;
         let stream = Stream { hidden, network: None, router: None };
-        let hidden = g.scope(&layer_scope(index), |g| layer.apply_feed_forward(g, stream, None, 1.0).hidden);
+        let hidden = g.scope(&layer_scope(index), |g| layer.apply_feed_forward(g, stream, per_layer, 1.0).hidden);
         let hidden = self.with_final_norm(g, hidden, index + 1);
         ports.output(g, "hidden_out", PortRole::Hidden, hidden);
         ports
@@ -279,6 +298,11 @@ impl Encoder {
         let norm = self.final_norm.as_ref().filter(|_| next == self.layers.len());
         norm.map_or(hidden, |norm| rms_norm(g, hidden, norm, 1))
     }
+}
+
+/// Projection of the pooled vector. Without a bias, it is the mean of the projected states, as in the reference.
+fn final_projection(weight: &SourceWeight) -> HostProjection {
+    HostProjection { weight: weight.clone(), bias: None, activation: ProjectionActivation::Identity }
 }
 
 impl FamilyModel for Encoder {
@@ -324,7 +348,7 @@ impl FamilyModel for Encoder {
             rope: tables.collect(),
             rotation: None,
             per_layer_embedding: None,
-            projections: Vec::new(),
+            projections: self.final_projection.iter().map(final_projection).collect(),
         })
     }
 

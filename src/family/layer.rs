@@ -120,7 +120,7 @@ pub struct MixerInputs<'a> {
     pub order: Option<&'a TokenOrder>,
     /// States of the layer.
     pub states: &'a [Slot],
-    /// Per-layer embeddings, if the model has them.
+    /// Per-layer embeddings, or the token embeddings that they are made of, if the model has them.
     pub per_layer: Option<ValueId>,
 }
 
@@ -141,6 +141,9 @@ impl Layer {
         blocks.extend(own);
         if let Some((block, norms)) = &mut self.per_layer_input {
             blocks.push(norms.around(vec![&mut block.gate], vec![&mut block.projection]));
+            // token embeddings are the residual stream before the first layer
+            let source = block.source.as_mut().map(|source| &mut source.projection);
+            blocks.extend(source.map(|projection| ResidualBlock::plain(vec![projection])));
         }
         blocks
     }
@@ -196,7 +199,7 @@ impl Layer {
     }
 
     /// Applies the second half: the feed-forward network with its norms and sum, and the rest of the layer. `per_layer`
-    /// are the per-layer embeddings, if the model has them.
+    /// are the per-layer embeddings, or the token embeddings that they are made of, if the model has them.
     pub fn apply_feed_forward(
         &self,
         g: &mut Graph<'_>,

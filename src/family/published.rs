@@ -67,6 +67,8 @@ mod tests {
         for (name, millions) in [
             // 8,028,033,024
             ("command-r7b", 8028.0),
+            // 271,002,624, and the factors of the layers
+            ("embeddinggemma-2", 271.0),
             ("ernie-4.5-0.3b", 360.7),
             ("exaone-4-1.2b", 1279.4),
             ("falcon-h1-0.5b", 521.4),

@@ -40,8 +40,12 @@ pub struct ResidualBlock<'a> {
 impl<'a> ResidualBlock<'a> {
     /// Creates a block that only reads the stream.
     pub(super) fn reading(before: &'a mut Norm, readers: Vec<&'a mut Linear>) -> Self {
-        let (after, of_sum, scaling) = (None, None, None);
-        ResidualBlock { before: Some(before), after, of_sum, scaling, readers, writers: Vec::new() }
+        ResidualBlock { before: Some(before), ..ResidualBlock::plain(readers) }
+    }
+
+    /// Creates a block that only reads the stream, without a norm before it.
+    pub(super) fn plain(readers: Vec<&'a mut Linear>) -> Self {
+        ResidualBlock { before: None, after: None, of_sum: None, scaling: None, readers, writers: Vec::new() }
     }
 }
 

@@ -330,8 +330,19 @@ pub struct AttentionRules {
     pub softcap: Softcap,
     /// Whether queries, keys and values are clipped to `-clip_qkv..clip_qkv` if the key is a number.
     pub clips: bool,
-    /// Whether `use_bidirectional_attention` makes the model an encoder.
-    pub may_be_bidirectional: bool,
+    /// Encoders of the family.
+    pub bidirectional: Bidirectional,
+}
+
+/// Models of a family whose attention is bidirectional.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bidirectional {
+    /// No model.
+    Never,
+    /// Models with `use_bidirectional_attention`; half of a window lies on each side of a token.
+    ByKey,
+    /// All models; a window is the distance that a token sees on each side.
+    Always,
 }
 
 /// Layout of q, k and v in checkpoints of transformers.
@@ -463,6 +474,9 @@ pub enum LayerStructure {
     /// Gemma 4: full-attention layers have their own head size, the last layers use keys and values of others, values
     /// are normed, scores aren't scaled, and layers may have per-layer embeddings and end with a factor.
     Gemma4,
+    /// EmbeddingGemma 2: as Gemma 4, but each layer has keys and values of its own, and per-layer embeddings are
+    /// projections of the token embeddings.
+    EmbeddingGemma2,
 }
 
 impl DecoderFamily {
@@ -479,6 +493,17 @@ impl DecoderFamily {
     /// Returns whether layers have the structure of Gemma 4.
     pub fn is_gemma4(&self) -> bool {
         self.layers == LayerStructure::Gemma4
+    }
+
+    /// Returns whether layers have the structure of EmbeddingGemma 2.
+    pub fn is_embedding_gemma2(&self) -> bool {
+        self.layers == LayerStructure::EmbeddingGemma2
+    }
+
+    /// Returns whether full-attention layers have their own head size, values are normed, scores aren't scaled and
+    /// layers end with a factor.
+    pub fn has_gemma4_layers(&self) -> bool {
+        self.layers != LayerStructure::Uniform
     }
 }
 
@@ -528,7 +553,7 @@ pub(crate) const ATTENTION: AttentionRules = AttentionRules {
     late_query_scale: false,
     softcap: Softcap::Never,
     clips: false,
-    may_be_bidirectional: false,
+    bidirectional: Bidirectional::Never,
 };
 
 /// Default rotary embedding.

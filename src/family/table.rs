@@ -395,6 +395,7 @@ pub const DECODERS: &[DecoderFamily] = &[
     gemma::GEMMA3,
     gemma::GEMMA4,
     gemma::GEMMA4_UNIFIED,
+    gemma::EMBEDDING_GEMMA2,
     DecoderFamily {
         name: "hunyuan_v1_dense",
         names: SourceNames {

@@ -56,7 +56,7 @@ const LAYER_NAMES: &[(&str, &str)] = &[
 /// Prefixes of the layers and the embedding: with a head, within multimodal models (old and new), in GPT-NeoX, in
 /// GPT-2, without a head.
 const PREFIXES: &[&str] =
-    &["model.", "model.language_model.", "language_model.model.", "gpt_neox.", "transformer.", ""];
+    &["model.", "model.language_model.", "language_model.model.", "gpt_neox.", "transformer.", "language_model.", ""];
 
 /// Weights of a source, taken from its ledger.
 pub struct Tensors<'a, 'b> {

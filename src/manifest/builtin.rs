@@ -45,6 +45,7 @@ const ALL: &[Builtin] = builtin![
     "command-r7b",
     "demo",
     "demo-redact",
+    "embeddinggemma-2",
     "embeddinggemma-300m",
     "ernie-4.5-0.3b",
     "exaone-4-1.2b",

@@ -487,6 +487,7 @@ pub fn element(role: &PortRole) -> Element {
         | PortRole::PreviousDrafted
         | PortRole::RouterState
         | PortRole::FeedForwardInput
+        | PortRole::Embedding
         | PortRole::PerLayerInput { .. }
         | PortRole::SharedKeys { .. }
         | PortRole::SharedValues { .. }

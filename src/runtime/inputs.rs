@@ -150,6 +150,11 @@ impl<'a> InputBuilder<'a> {
         match &port.role {
             PortRole::RopeCos { table } => self.rope(table, RotaryPart::Cos, values)?,
             PortRole::RopeSin { table } => self.rope(table, RotaryPart::Sin, values)?,
+            PortRole::Embedding => {
+                values.resize(shape_of(port, self.chunk.size).iter().product(), 0.0);
+                let text = TokenRun { tokens: self.tokens, types: &[], position: self.position };
+                self.host.embed(text, size, values)?;
+            }
             PortRole::PerLayerInput { first, end } => {
                 *values = self.host.per_layer_input(self.tokens, *first..*end, size)?;
             }

@@ -78,12 +78,17 @@ pub fn table() -> String {
     out
 }
 
+/// Configuration of the text part of a multimodal model, or of the model itself.
+fn text_part(config: &Json) -> &Json {
+    config.get("text_config").unwrap_or(config)
+}
+
 /// Folders of small encoders of a family.
 fn folders_of(family: &str) -> impl Iterator<Item = PathBuf> {
     let folders = std::fs::read_dir(repository("tests/fixtures/encoders")).unwrap().flatten().map(|entry| entry.path());
     folders.filter(move |folder| {
         let config = folder.join("config.json");
-        config.is_file() && json(&config)["model_type"] == family
+        config.is_file() && text_part(&json(&config))["model_type"] == family
     })
 }
 

@@ -118,6 +118,8 @@ class Text:
                 value = carried[role]
             elif role in ("shared_keys", "shared_values"):
                 value = carried[role, port["layer"]]
+            elif role == "embedding":
+                value = pad(embed(self.bundle, tokens), size).reshape(shape)
             elif role == "per_layer_input":
                 value = self.bundle.told(tokens, port, shape)
             elif role in ("state", "cache"):
@@ -257,12 +259,14 @@ def of_whole(bundle, tokens, types=0):
     size = next(n for n in range(count, text.context + 1) if all(choose(part, n) for part in text.layers))
     hidden = pad(embed(bundle, tokens, types=types), size)
     for part in text.layers:
-        hidden = text.part(part, hidden, count, 0)
+        hidden = text.part(part, hidden, count, 0, tokens)
     hidden = hidden[:, :count]
     pooled = {"cls": hidden[:, :1], "mean": hidden.mean(1, keepdims=True), "last": hidden[:, -1:]}[task["pooling"]]
     if task["kind"] == "sequence_classification":
         return text.logits(pooled)
-    assert not task.get("projections")
+    for projection in task.get("projections", []):
+        assert projection["activation"] == "identity" and "bias" not in projection
+        pooled = bundle.host[projection["weight"]] @ pooled
     return pooled / np.linalg.norm(pooled) if task["normalize"] else pooled
 
 

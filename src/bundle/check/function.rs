@@ -83,7 +83,7 @@ fn takes(stage: &Stage, role: &PortRole) -> bool {
         PortRole::Hidden => true,
         PortRole::ExpertInput | PortRole::ExpertShares => matches!(stage, Stage::Experts { .. }),
         PortRole::FeedForwardInput => matches!(stage, Stage::FeedForward { .. }),
-        PortRole::RouterState | PortRole::PerLayerInput { .. } => {
+        PortRole::RouterState | PortRole::Embedding | PortRole::PerLayerInput { .. } => {
             stage.whole_layers().is_some() || matches!(stage, Stage::FeedForward { .. })
         }
         PortRole::PreviousHidden
@@ -121,6 +121,7 @@ fn gives(stage: &Stage, role: &PortRole) -> bool {
         PortRole::Logits | PortRole::TopValues | PortRole::TopIndices => stage.head_rows().is_some(),
         PortRole::PreviousHidden
         | PortRole::PreviousDrafted
+        | PortRole::Embedding
         | PortRole::PerLayerInput { .. }
         | PortRole::RopeCos { .. }
         | PortRole::RopeSin { .. }
@@ -142,7 +143,9 @@ fn fits(bundle: &Bundle, entry: &FunctionEntry, port: &Port, t: u64) -> bool {
     let columns = |channels: u64| shape == [1, channels, t, 1] || shape == [1, channels, 1, t];
     let slots = |slots: u64| (1..=entry.context).contains(&slots);
     match &port.role {
-        PortRole::Hidden | PortRole::PreviousHidden | PortRole::FeedForwardInput => columns(bundle.model.hidden_size),
+        PortRole::Hidden | PortRole::PreviousHidden | PortRole::FeedForwardInput | PortRole::Embedding => {
+            columns(bundle.model.hidden_size)
+        }
         PortRole::PreviousDrafted => columns(1),
         PortRole::ExpertInput => {
             let whole = |channels: &u64| channels.is_multiple_of(bundle.model.hidden_size.max(1));

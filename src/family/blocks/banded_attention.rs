@@ -30,6 +30,8 @@ pub struct BandedAttention {
     pub output: Linear,
     /// Norms of queries and keys, on each head, before the rotation.
     pub qk_norm: Option<(Norm, Norm)>,
+    /// Norm of each head of values.
+    pub value_norm: Option<Norm>,
     /// Sink score of each query head, `[num_attention_heads]`.
     pub sinks: Option<SourceWeight>,
     /// Tables of scores by distance, times the root of `scale`; each query head has its own key-value head.
@@ -58,6 +60,7 @@ impl BandedAttention {
             value: attention.value?,
             output: attention.output,
             qk_norm: attention.query_norm.zip(attention.key_norm),
+            value_norm: attention.value_norm,
             sinks: attention.sinks,
             distances: None,
             num_attention_heads: attention.num_attention_heads,
@@ -94,19 +97,24 @@ pub fn banded_attention(
     let value = linear(g, x, &weights.value);
     let mut query = split_heads(g, query, heads, width);
     let mut key = split_heads(g, key, key_heads, width);
-    let value = split_heads(g, value, key_heads, width);
+    let mut value = split_heads(g, value, key_heads, width);
     if let Some((query_norm, key_norm)) = &weights.qk_norm {
         query = rms_norm(g, query, query_norm, 3);
         key = rms_norm(g, key, key_norm, 3);
+    }
+    if let Some(norm) = &weights.value_norm {
+        value = rms_norm(g, value, norm, 3);
     }
     if let Some(rotation) = rotation {
         query = rotate(g, query, rotation, weights.rope_dim, width);
         key = rotate(g, key, rotation, weights.rope_dim, width);
     }
-    // the root on both sides, as in the reference: product and factors stay in fp16's range
-    let root = Constant::fp16(weights.scale.sqrt() as f32);
-    let query = g.ops.mul(query, root.clone());
-    let key = g.ops.mul(key, root);
+    if weights.scale != 1.0 {
+        // the root on both sides, as in the reference: product and factors stay in fp16's range
+        let root = Constant::fp16(weights.scale.sqrt() as f32);
+        query = g.ops.mul(query, root.clone());
+        key = g.ops.mul(key, root);
+    }
     let sinks = weights.sinks.as_ref().map(|sinks| sink_scores(g, sinks));
     let group = heads / key_heads;
     let distances = weights.distances.as_ref().zip(distances);

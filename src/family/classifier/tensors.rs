@@ -82,6 +82,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
             value,
             output,
             qk_norm: None,
+            value_norm: None,
             sinks: Some(sinks),
             distances: None,
             num_attention_heads: config.num_attention_heads,

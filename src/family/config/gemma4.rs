@@ -1,6 +1,7 @@
-//! Layers of Gemma 4. Layers with full attention have their own head size, and their values may be the output of the
-//! key projection. The last layers use the keys and values of earlier ones. Tokens may have an embedding for each
-//! layer.
+//! Layers of Gemma 4 and of EmbeddingGemma 2. Layers with full attention have their own head size. In Gemma 4, their
+//! values may be the output of the key projection, the last layers use the keys and values of earlier ones, and tokens
+//! may have an embedding for each layer. In EmbeddingGemma 2, the embeddings for layers are projections of the token
+//! embeddings.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +12,10 @@ use super::{LayerConfig, LayerHeads, PerLayerEmbeddingConfig};
 use crate::error::FamilyError;
 use crate::row::DecoderFamily;
 
-/// Fills in the class's default RoPE: a quarter of the full-attention heads' dimensions rotates.
+/// Fills in the class's default RoPE: in Gemma 4, a quarter of the full-attention heads' dimensions rotates.
 pub(super) fn with_defaults(config: &Map<String, Json>, family: &DecoderFamily) -> Option<Map<String, Json>> {
     let says = |key: &str| config.get(key).is_some_and(|value| !value.is_null());
+    // the defaults of the row are those of EmbeddingGemma 2
     if !family.is_gemma4() || says("rope_parameters") || says("rope_scaling") || says("rope_theta") {
         return None;
     }
@@ -42,15 +44,15 @@ impl Reader<'_> {
         plain: LayerHeads,
         acknowledged: &[String],
     ) -> Result<[LayerHeads; 2], FamilyError> {
-        let keys = self.keys;
-        if !matches!(keys.str("use_bidirectional_attention")?, None | Some("vision")) {
+        let (keys, shares) = (self.keys, self.family.is_gemma4());
+        if shares && !matches!(keys.str("use_bidirectional_attention")?, None | Some("vision")) {
             return Err(keys.value("use_bidirectional_attention", "null or \"vision\": text has causal attention"));
         }
         // the last layer has full attention, whatever its type says
         if let Some(last) = layers.last_mut() {
             last.window = None;
         }
-        let value_is_key = keys.bool("attention_k_eq_v")?.unwrap_or(false);
+        let value_is_key = shares && keys.bool("attention_k_eq_v")?.unwrap_or(false);
         let own = self.own_heads(layers, plain, value_is_key, acknowledged)?;
         for (layer, heads) in layers.iter_mut().zip(&own) {
             layer.heads = Some(*heads).filter(|heads| *heads != plain);
@@ -67,7 +69,9 @@ impl Reader<'_> {
             }
         };
         let heads = [of_type(false)?, of_type(true)?];
-        self.share_keys(layers, &own)?;
+        if shares {
+            self.share_keys(layers, &own)?;
+        }
         Ok(heads)
     }
 
@@ -82,14 +86,18 @@ impl Reader<'_> {
         let keys = self.keys;
         let size = |key: &str| if keys.get(key).is_some() { keys.size(key).map(Some) } else { Ok(None) };
         let head_dim = size("global_head_dim")?;
-        let key_heads = size("num_global_key_value_heads")?.filter(|_| value_is_key);
+        let key_heads = match size("num_global_key_value_heads")? {
+            given if self.family.is_embedding_gemma2() => Some(given.unwrap_or(1)), // the class's default
+            given => given.filter(|_| value_is_key),
+        };
         let mut given: BTreeMap<usize, LayerHeads> = BTreeMap::new();
-        // since transformers 5.20: per-layer overrides by layer number
+        // since transformers 5.20: per-layer overrides by layer number, in as many digits as the last layer's has
         let overrides = keys.object("per_layer_config")?;
+        let digits = layers.len().saturating_sub(1).to_string().len();
         for index in 0..layers.len() {
-            let Some(own) = overrides.as_ref().map(|all| all.object(&index.to_string())).transpose()?.flatten() else {
-                continue;
-            };
+            let of_layer = |name: String| overrides.as_ref().map(|all| all.object(&name)).transpose();
+            let padded = of_layer(format!("{index:0digits$}"))?.flatten();
+            let Some(own) = padded.or(of_layer(index.to_string())?.flatten()) else { continue };
             let size = |key: &str, plain| if own.get(key).is_some() { own.size(key) } else { Ok(plain) };
             let heads = LayerHeads {
                 num_key_value_heads: size("num_key_value_heads", plain.num_key_value_heads)?,
@@ -152,8 +160,11 @@ impl Reader<'_> {
         size: &dyn Fn(&str) -> Result<u64, FamilyError>,
     ) -> Result<Option<PerLayerEmbeddingConfig>, FamilyError> {
         let keys = self.keys;
-        // 0 and null stand for none, but not the class's default
         let key = "hidden_size_per_layer_input";
+        if self.family.is_embedding_gemma2() {
+            return Ok(Some(PerLayerEmbeddingConfig { vocab_size: None, width: size(key)? }));
+        }
+        // 0 and null stand for none, but not the class's default
         let by_default = self.family.names.default_sizes.iter().any(|(name, _)| *name == key);
         let none = match keys.has(key) {
             true => keys.u64(key)?.is_none_or(|width| width == 0),
@@ -168,6 +179,6 @@ impl Reader<'_> {
         if vocab_size < tokens {
             return Err(keys.value("vocab_size_per_layer_input", &format!("at least {tokens}, a row for each token")));
         }
-        Ok(Some(PerLayerEmbeddingConfig { vocab_size, width }))
+        Ok(Some(PerLayerEmbeddingConfig { vocab_size: Some(vocab_size), width }))
     }
 }

@@ -10,7 +10,8 @@ use super::{BlockMultipliers, DecoderConfig, LayerHeads, Mamba2Config, gemma4, l
 use crate::error::FamilyError;
 use crate::rope::{LateQueryScale, RopeConfig};
 use crate::row::{
-    Bias, DecoderFamily, LayerForm, LayerFormRule, MixerKind, MixtureKind, QkNorm, QkvLayout, SharedExpertRule, Softcap,
+    Bias, Bidirectional, DecoderFamily, LayerForm, LayerFormRule, MixerKind, MixtureKind, QkNorm, QkvLayout,
+    SharedExpertRule, Softcap,
 };
 use crate::table::NEUTRAL_KEYS;
 
@@ -46,7 +47,7 @@ impl DecoderConfig {
         let experts = experts(keys, family)?;
         let intermediate_size = reader.intermediate_size(experts)?;
         let (mut heads, mut per_layer_embedding) = ([heads; 2], None);
-        if family.is_gemma4() {
+        if family.has_gemma4_layers() {
             let reader = gemma4::Reader { keys, family, num_attention_heads, intermediate_size };
             heads = reader.layers(&mut layers, heads[0], acknowledged)?;
             per_layer_embedding = reader.per_layer_embedding(&size)?;
@@ -68,11 +69,15 @@ impl DecoderConfig {
             late_query_scale,
             rms_norm_eps,
             tie_word_embeddings: keys.bool("tie_word_embeddings")?.unwrap_or(family.residual.tied),
-            bidirectional: family.attention.may_be_bidirectional
-                && keys.bool("use_bidirectional_attention")?.unwrap_or(false),
+            bidirectional: match family.attention.bidirectional {
+                Bidirectional::Never => false,
+                Bidirectional::ByKey => keys.bool("use_bidirectional_attention")?.unwrap_or(false),
+                Bidirectional::Always => true,
+            },
             per_layer_embedding,
+            embedding_dim: family.is_embedding_gemma2().then(|| size("embedding_dim")).transpose()?,
             qk_norm: reader.qk_norm()?,
-            value_norm: family.is_gemma4(),
+            value_norm: family.has_gemma4_layers(),
             norms: family.norms.placement,
             qkv_bias: reader.bias(family.attention.qkv_bias)?,
             output_bias: reader.bias(family.attention.output_bias)?,
@@ -188,7 +193,7 @@ impl Reader<'_> {
         if family.residual.multipliers {
             return self.multiplier("attention_multiplier"); // granite's class default
         }
-        if family.is_gemma4() {
+        if family.has_gemma4_layers() {
             return Ok(1.0);
         }
         if !family.attention.query_pre_attn_scalar {

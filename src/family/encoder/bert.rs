@@ -496,6 +496,7 @@ impl Tensors<'_, '_> {
             layers,
             final_norm: None,
             head,
+            final_projection: None,
             rope: [None, None],
             facts: FamilyFacts {
                 family: row.name.to_owned(),
@@ -534,6 +535,7 @@ impl Tensors<'_, '_> {
             value,
             output: self.linear(&output, "o_proj", Role::AttentionOutput, [hidden, hidden], square)?,
             qk_norm: None,
+            value_norm: None,
             sinks: None,
             distances,
             num_attention_heads: config.num_attention_heads,

@@ -215,6 +215,7 @@ impl Tensors<'_, '_> {
             layers: (0..config.num_hidden_layers).map(|index| self.layer(index)).collect::<Result<_>>()?,
             final_norm: Some(self.norm("final_norm", "final_norm")?),
             head,
+            final_projection: None,
             rope: [Some(config.rope.clone()), Some(config.rope_local.clone())],
             facts: FamilyFacts {
                 family: ROPE.name.to_owned(),
@@ -250,6 +251,7 @@ impl Tensors<'_, '_> {
                 config.attention_bias,
             )?,
             qk_norm: None,
+            value_norm: None,
             sinks: None,
             distances: None,
             num_attention_heads: config.num_attention_heads,

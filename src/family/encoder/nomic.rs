@@ -220,6 +220,7 @@ impl Tensors<'_, '_> {
             layers: (0..config.num_hidden_layers).map(|index| self.layer(index)).collect::<Result<_>>()?,
             final_norm: None,
             head,
+            final_projection: None,
             rope: [Some(config.rope.clone()), None],
             facts: FamilyFacts {
                 family: ROPE.name.to_owned(),
@@ -272,6 +273,7 @@ impl Tensors<'_, '_> {
             value: linear("v_proj", Role::AttentionV, value),
             output: linear("o_proj", Role::AttentionOutput, self.weight(index, "self_attn.o_proj", [hidden, heads])?),
             qk_norm: None,
+            value_norm: None,
             sinks: None,
             distances: None,
             num_attention_heads: config.num_attention_heads,

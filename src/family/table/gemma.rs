@@ -104,7 +104,7 @@ pub(super) const GEMMA3: DecoderFamily = DecoderFamily {
         qk_norm: QkNorm::PerHead,
         window: WindowRule::Pattern(6),
         query_pre_attn_scalar: true,
-        may_be_bidirectional: true,
+        bidirectional: Bidirectional::ByKey,
         ..ATTENTION
     },
     rope: RopeRules { local_theta: Some(10000.0), theta: 1_000_000.0, ..ROPE },
@@ -172,5 +172,42 @@ pub(super) const GEMMA4_UNIFIED: DecoderFamily = DecoderFamily {
         ],
         ..GEMMA4_BASE.names
     },
+    ..GEMMA4_BASE
+};
+
+/// EmbeddingGemma 2, an encoder with the layers of Gemma 4.
+pub(super) const EMBEDDING_GEMMA2: DecoderFamily = DecoderFamily {
+    name: "embedding_gemma2_text",
+    names: SourceNames {
+        prefixes: ["", "language_model."],
+        published: &["*.layer_scalar"],
+        wrappers: &["embedding_gemma2"],
+        gguf: &[],
+        keys: &[("hidden_act", "hidden_activation")],
+        tensors: &[
+            ("per_layer_input_gate", "ple_block.per_layer_input_gate"),
+            ("per_layer_projection", "ple_block.per_layer_projection"),
+            ("post_per_layer_input_norm", "ple_block.post_per_layer_input_norm"),
+            ("per_layer_model_projection", "ple.per_layer_model_projection"),
+            ("per_layer_projection_norm", "ple.per_layer_projection_norm"),
+        ],
+        default_sizes: &[
+            ("hidden_size", 512),
+            ("intermediate_size", 2048),
+            ("num_hidden_layers", 24),
+            ("num_attention_heads", 4),
+            ("num_key_value_heads", 2),
+            ("head_dim", 256),
+            ("vocab_size", 262_144),
+            ("max_position_embeddings", 262_144),
+            ("sliding_window", 512),
+            ("hidden_size_per_layer_input", 512),
+            ("embedding_dim", 768),
+        ],
+        ..GEMMA4_BASE.names
+    },
+    attention: AttentionRules { bidirectional: Bidirectional::Always, ..GEMMA4_BASE.attention },
+    residual: ResidualRules { logits_softcap: Softcap::Never, ..GEMMA4_BASE.residual },
+    layers: LayerStructure::EmbeddingGemma2,
     ..GEMMA4_BASE
 };

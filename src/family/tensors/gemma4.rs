@@ -1,4 +1,4 @@
-//! Weights that only Gemma 4 has.
+//! Weights that only Gemma 4 and EmbeddingGemma 2 have.
 
 use std::sync::OnceLock;
 
@@ -8,7 +8,7 @@ use super::{Naming, Tensors};
 use crate::blocks::dense_and_moe::DenseAndMoe;
 use crate::blocks::linear::Linear;
 use crate::blocks::norm::Norm;
-use crate::blocks::per_layer_input::PerLayerInput;
+use crate::blocks::per_layer_input::{PerLayerInput, PerLayerSource};
 use crate::config::{ExpertsConfig, PerLayerEmbeddingConfig};
 use crate::residual_block::Norms;
 use anec_base::Result;
@@ -50,6 +50,7 @@ impl Tensors<'_, '_> {
         let projection = self.layer_matrix(index, "per_layer_projection", hidden, width, because)?;
         let after = self.norm(index, "post_per_layer_input_norm", "per_layer_post_norm", hidden, "hidden_size")?;
         let block = PerLayerInput {
+            source: None,
             gate: Linear { name: "gate", role: Role::MlpUp, weight: gate, bias: None },
             projection: Linear { name: "proj", role: Role::MlpDown, weight: projection, bias: None },
             activation: self.config.activation,
@@ -59,7 +60,7 @@ impl Tensors<'_, '_> {
 
     /// Takes the factor of a layer's output, if the family has it.
     pub(super) fn layer_scalar(&mut self, index: usize) -> Result<Option<SourceWeight>> {
-        if !self.family.is_gemma4() {
+        if !self.family.has_gemma4_layers() {
             return Ok(None);
         }
         let name = match self.naming {
@@ -80,7 +81,8 @@ impl Tensors<'_, '_> {
     /// # Errors
     /// Returns an error if a tensor is missing or has another shape.
     pub fn per_layer_embedding(&mut self, embedding: &SourceWeight) -> Result<Option<SourceWeight>> {
-        let Some(PerLayerEmbeddingConfig { vocab_size, width }) = self.config.per_layer_embedding else {
+        let Some(PerLayerEmbeddingConfig { vocab_size: Some(vocab_size), width }) = self.config.per_layer_embedding
+        else {
             return Ok(None);
         };
         let (hidden, tokens) = (self.config.hidden_size, self.config.vocab_size);
@@ -93,6 +95,45 @@ impl Tensors<'_, '_> {
         let name = format!("{}.weight", self.model_name("per_layer_projection_norm", "per_layer_proj_norm"));
         let gain = self.take(&name, &[width], "hidden_size_per_layer_input")?;
         Ok(Some(combined(embedding, &table, &projection, &gain, self.config.rms_norm_eps)?))
+    }
+
+    /// Takes the projections that make each layer's per-layer embeddings, `[width, hidden_size]`, with the norm behind
+    /// them. The model divides the projection by `sqrt(hidden_size)`, the factor of the embeddings that it reads. The
+    /// weights are divided by the nearest power of two instead, and the norm's epsilon takes the rest.
+    ///
+    /// # Errors
+    /// Returns an error if a tensor is missing or has another shape.
+    pub fn per_layer_sources(&mut self) -> Result<Vec<PerLayerSource>> {
+        let Some(PerLayerEmbeddingConfig { vocab_size: None, width }) = self.config.per_layer_embedding else {
+            return Ok(Vec::new());
+        };
+        let (hidden, layers) = (self.config.hidden_size, self.config.num_hidden_layers as u64);
+        let because = "num_hidden_layers hidden_size_per_layer_input, hidden_size";
+        let name = self.model_name("per_layer_model_projection", "per_layer_model_proj");
+        let root = (hidden as f64).sqrt();
+        let factor = (-root.log2().round()).exp2();
+        let projection = self.matrix(&name, layers * width, hidden, because)?.scale(factor as f32);
+        let name = format!("{}.weight", self.model_name("per_layer_projection_norm", "per_layer_proj_norm"));
+        let gain = self.take(&name, &[width], "hidden_size_per_layer_input")?;
+        let eps = self.config.rms_norm_eps * (root * factor).powi(2);
+        let source = |layer: u64| -> Result<PerLayerSource> {
+            let weight = projection.slice(layer * width..(layer + 1) * width)?;
+            Ok(PerLayerSource {
+                projection: Linear { name: "source", role: Role::MlpUp, weight, bias: None },
+                norm: Norm::root_mean_square("source_norm", gain.clone(), 0.0, eps),
+            })
+        };
+        (0..layers).map(source).collect()
+    }
+
+    /// Takes the projection of an encoder's final hidden states, `[embedding_dim, hidden_size]`, if it has one.
+    ///
+    /// # Errors
+    /// Returns an error if it is missing or has another shape.
+    pub fn final_projection(&mut self) -> Result<Option<SourceWeight>> {
+        let Some(rows) = self.config.embedding_dim else { return Ok(None) };
+        let name = self.model_name("embedding_projection", "dense_2");
+        self.matrix(&name, rows, self.config.hidden_size, "embedding_dim, hidden_size").map(Some)
     }
 }
 

@@ -26,6 +26,7 @@ use crate::model::LoadedModel;
 use crate::plan::{Chunk, Step};
 use crate::session::TokenSession;
 use anec_base::Result;
+use anec_bundle::PortRole;
 
 /// Text on its way through a token classifier.
 pub struct Windows {
@@ -38,6 +39,8 @@ pub struct Windows {
     record: Option<Record>,
     /// Number of tokens received.
     count: u64,
+    /// Tokens received, if functions of later layers take their embeddings.
+    tokens: Option<Vec<u32>>,
     ended: bool,
     /// Whether the head is skipped.
     headless: bool,
@@ -69,6 +72,8 @@ impl Windows {
         let count = session.route().layers.len() + 1;
         let record = (hidden != Hidden::No).then(|| Record::new(model.bundle(), session.route(), hidden));
         let waiting = (0..count).map(|_| Waiting::default()).collect();
+        let mut inputs = model.bundle().functions.iter().flat_map(|function| &function.inputs);
+        let tokens = inputs.any(|port| port.role == PortRole::Embedding).then(Vec::new);
         Ok(Windows {
             model: model.clone(),
             session,
@@ -76,6 +81,7 @@ impl Windows {
             wish: window,
             record,
             count: 0,
+            tokens,
             ended: false,
             headless: false,
         })
@@ -137,6 +143,9 @@ impl Windows {
             self.model.host().embed(text, tokens.len(), &mut values)?;
             let columns = Columns::of_values(values, width, tokens.len());
             self.count += tokens.len() as u64;
+            if let Some(all) = &mut self.tokens {
+                all.extend_from_slice(tokens);
+            }
             if let Some(record) = &mut self.record {
                 record.add(0, &columns, 0..tokens.len());
             }
@@ -218,7 +227,9 @@ impl Windows {
         let counted = (waiting.next - start) as usize..(end - start) as usize;
 
         let rope = self.session.rope().clone();
-        let mut feed = InputBuilder::new(model.host(), &rope, &[], 0, Chunk { real: count, size }, context);
+        let tokens = self.tokens.as_deref().unwrap_or_default();
+        let tokens = tokens.get(start as usize..(start + count) as usize).unwrap_or_default();
+        let mut feed = InputBuilder::new(model.host(), &rope, tokens, 0, Chunk { real: count, size }, context);
         let record = self.record.as_mut();
         let out = self.session.recorded(model, step, columns.into(), &mut feed, counted.clone(), record)?;
         let waiting = &mut self.waiting[index];

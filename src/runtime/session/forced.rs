@@ -58,7 +58,8 @@ impl TokenSession {
         let mut inputs = functions.flat_map(|function| &self.model.bundle.functions[function].inputs);
         // a parallel layer's network reads its input from the same part
         let from_before = |role: &PortRole| role.is_carried() && *role != PortRole::FeedForwardInput;
-        inputs.all(|port| !from_before(&port.role) && !matches!(port.role, PortRole::PerLayerInput { .. }))
+        let of_tokens = |role: &PortRole| matches!(role, PortRole::Embedding | PortRole::PerLayerInput { .. });
+        inputs.all(|port| !from_before(&port.role) && !of_tokens(&port.role))
     }
 
     /// Runs the LM head on given hidden states `[tokens, hidden_size]`; returns `[tokens, vocab_size]`.
