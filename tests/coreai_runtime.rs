@@ -203,7 +203,8 @@ fn a_dynamic_dimension_takes_every_size() {
     let range = |lower, upper| SymbolRange::Range { lower, upper, default: 9 };
     let folder = tempfile::tempdir().unwrap();
     let options = runtime();
-    for (number, range) in [range(1, Some(512)), range(3, Some(12)), range(1, None)].into_iter().enumerate() {
+    let ranges = [range(1, Some(512)), range(3, Some(12)), range(1, None), range(1, Some(1 << 62))];
+    for (number, range) in ranges.into_iter().enumerate() {
         let function = encoder(range);
         let mut plan = LoweringPlan::new(LoweringChoices::wide_products(true));
         plan.add("main", &function).unwrap();

@@ -17,6 +17,9 @@ use crate::builder::{BodyBuilder, GraphValue, ModuleBuilder, Property};
 /// then sizes beyond a range.
 const OFFSETS: [[u64; 3]; 5] = [[36, 53, 71], [10, 15, 22], [4, 7, 11], [2, 3, 5], [1, 2, 3]];
 
+/// Largest size at which a function is lowered: shapes are computed as integers of 32 bits.
+const LARGEST: u64 = i32::MAX as u64;
+
 /// Lowers a function whose ranges become dynamic dimensions.
 ///
 /// # Errors
@@ -64,7 +67,8 @@ pub(super) fn lower(
 fn points(function: &Function, offsets: [u64; 3], within: bool) -> Option<Vec<Vec<(&Symbol, u64)>>> {
     let size = |index: usize, range: &SymbolRange, offset: u64| match range {
         SymbolRange::Range { lower, .. } => {
-            Some((*lower).max(1) + offset + index as u64).filter(|size| !within || range.contains(*size))
+            let size = (*lower).max(1).checked_add(offset + index as u64).filter(|size| *size <= LARGEST)?;
+            (!within || range.contains(size)).then_some(size)
         }
         SymbolRange::Enumerated(_) => None,
     };
@@ -81,7 +85,7 @@ fn points(function: &Function, offsets: [u64; 3], within: bool) -> Option<Vec<Ve
     (0..count + 2).map(point).collect()
 }
 
-/// The ends of all ranges.
+/// The ends of all ranges, without those beyond the largest size.
 fn ends(function: &Function) -> Vec<Vec<(&Symbol, u64)>> {
     let of = |end: fn(&SymbolRange) -> Option<u64>| -> Option<Vec<(&Symbol, u64)>> {
         function.lengths.iter().map(|(symbol, range)| Some((symbol, end(range)?))).collect()
@@ -91,7 +95,7 @@ fn ends(function: &Function) -> Vec<Vec<(&Symbol, u64)>> {
         SymbolRange::Enumerated(_) => None,
     });
     let upper = of(|range| match range {
-        SymbolRange::Range { upper, .. } => *upper,
+        SymbolRange::Range { upper, .. } => upper.filter(|upper| *upper <= LARGEST),
         SymbolRange::Enumerated(_) => None,
     });
     [lower, upper].into_iter().flatten().collect()
@@ -256,17 +260,17 @@ impl Merging<'_> {
     fn affine(&self, values: &[i64]) -> Option<Affine> {
         let (origin, count) = (&self.sizes[0], self.sizes[0].len());
         let slope = |symbol: usize| {
-            let (rise, run) = (values[symbol + 1] - values[0], self.sizes[symbol + 1][symbol] - origin[symbol]);
+            let (rise, run) =
+                (values[symbol + 1].checked_sub(values[0])?, self.sizes[symbol + 1][symbol] - origin[symbol]);
             (rise % run == 0).then_some(rise / run)
         };
         let slopes: Vec<i64> = (0..count).map(slope).collect::<Option<_>>()?;
-        let at = |point: &[i64]| slopes.iter().zip(point).map(|(slope, size)| slope * size).sum::<i64>();
-        let base = values[0] - at(origin);
-        self.sizes
-            .iter()
-            .zip(values)
-            .all(|(point, value)| base + at(point) == *value)
-            .then_some(Affine { base, slopes })
+        let at = |base: i64, point: &[i64]| {
+            slopes.iter().zip(point).try_fold(base, |sum, (slope, size)| sum.checked_add(slope.checked_mul(*size)?))
+        };
+        let base = values[0].checked_sub(at(0, origin)?)?;
+        let fits = self.sizes.iter().zip(values).all(|(point, value)| at(base, point) == Some(*value));
+        fits.then_some(Affine { base, slopes })
     }
 
     /// Affine functions of the elements that stand at the same place at all points.
@@ -314,13 +318,15 @@ impl Merging<'_> {
             return self.computed(scope, &numbers, *element, &shape);
         }
         // a row of equidistant integers
-        let (start, step) = (whole[0][0], whole[0].get(1)? - whole[0][0]);
-        let in_row = |numbers: &Vec<i64>| numbers.iter().zip(0..).all(|(number, i)| *number == start + i * step);
+        let (start, step) = (whole[0][0], whole[0].get(1)?.checked_sub(whole[0][0])?);
+        let at = |i: i64| start.checked_add(step.checked_mul(i)?);
+        let in_row = |numbers: &Vec<i64>| numbers.iter().zip(0..).all(|(number, i)| at(i) == Some(*number));
         if rank != 1 || !whole.iter().all(in_row) {
             return None;
         }
         let Affine { base, slopes } = &dimensions[0];
-        let end = Affine { base: start + base * step, slopes: slopes.iter().map(|slope| slope * step).collect() };
+        let slopes = slopes.iter().map(|slope| slope.checked_mul(step)).collect::<Option<_>>()?;
+        let end = Affine { base: at(*base)?, slopes };
         let end = self.computed(scope, &[end], ElementType::Si32, &[])?;
         let [start, step] = [start, step].map(|number| {
             let bytes = number_bytes(number as f64, ElementType::Si32).unwrap_or_default();
