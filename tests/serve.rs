@@ -543,6 +543,16 @@ fn models_health_metrics_and_the_page_are_there() {
     assert_eq!((&models["object"], &models["data"][0]["id"]), (&json!("list"), &json!("demo")));
     assert_eq!(models["data"][0]["max_model_len"], 512);
     assert_eq!(server.get("/v1/models/demo").json()["object"], "model");
+    // a client whose base address lacks `/v1`
+    assert_eq!(server.get("/models").json()["data"][0]["id"], "demo");
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    for (path, body, object) in [
+        ("/completions", json!({"prompt": "It was", "max_tokens": 2}), "text_completion"),
+        ("/chat/completions", json!({"messages": messages, "max_tokens": 2}), "chat.completion"),
+        ("/responses", json!({"input": "Hi", "max_output_tokens": 16}), "response"),
+    ] {
+        assert_eq!(server.ask(path, &body)["object"], object);
+    }
     let health = server.get("/health").json();
     assert_eq!((&health["status"], &health["mode"], &health["model"]), (&json!("ok"), &json!("http"), &json!("demo")));
     let page = server.get("/");

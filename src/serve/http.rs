@@ -136,18 +136,11 @@ fn routes(models: Arc<Models>, options: HttpOptions, local: bool) -> Router {
     let cors = (!options.cors.is_empty()).then(|| cors(&options.cors));
     let app = Arc::new(App::new(models, options, local));
     let guarded = Router::new()
-        .route("/v1/chat/completions", post(chat))
-        .route("/v1/completions", post(completion))
-        .route("/v1/embeddings", post(embeddings))
-        .route("/rerank", post(rerank))
-        .route("/v1/rerank", post(rerank))
         .route("/v2/rerank", post(rerank))
-        .route("/v1/models", get(list_models))
-        .route("/v1/models/{name}", get(model))
         .route("/metrics", get(metrics))
+        .merge(openai_routes())
         .merge(messages::routes())
         .merge(ollama::routes())
-        .merge(responses::routes())
         .merge(tokens::routes())
         .route_layer(from_fn_with_state(app.clone(), guard));
     let routes = Router::new()
@@ -165,6 +158,21 @@ fn routes(models: Arc<Models>, options: HttpOptions, local: bool) -> Router {
         None => routes,
     };
     routes.layer(from_fn_with_state(app.clone(), same_site)).layer(from_fn(error_form::convert)).with_state(app)
+}
+
+/// Returns the routes of OpenAI's API; those without `/v1` are for clients whose base address lacks it.
+fn openai_routes() -> Router<Arc<App>> {
+    ["/v1", ""].into_iter().fold(Router::new(), |router, base| {
+        let at = |path: &str| format!("{base}{path}");
+        router
+            .route(&at("/chat/completions"), post(chat))
+            .route(&at("/completions"), post(completion))
+            .route(&at("/embeddings"), post(embeddings))
+            .route(&at("/rerank"), post(rerank))
+            .route(&at("/models"), get(list_models))
+            .route(&at("/models/{name}"), get(model))
+            .merge(responses::routes(base))
+    })
 }
 
 /// Refuses requests of foreign web pages, whose browsers send their origin. Where only this machine can connect, also

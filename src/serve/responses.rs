@@ -20,9 +20,11 @@ use super::error::ServeError;
 use super::service::Service;
 use answer::Writer;
 
-/// Returns the routes of the API.
-pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new().route("/v1/responses", post(respond)).route("/v1/responses/{id}", get(stored).delete(forget))
+/// Returns the routes of the API below `base`.
+pub(super) fn routes(base: &str) -> Router<Arc<App>> {
+    Router::new()
+        .route(&format!("{base}/responses"), post(respond))
+        .route(&format!("{base}/responses/{{id}}"), get(stored).delete(forget))
 }
 
 /// Returns a response that is still stored.

@@ -5,8 +5,8 @@
     python tests/oracle/llama_server.py target/release/anec FOLDER llama.cpp/tools/server/tests [PATTERN]
 
 The models of the tests are replaced: the built-in demo for those that generate text, all-MiniLM-L6-v2 for vectors, and
-for ranks the latter with a head. Paths without `/v1` are sent to those with it, and `/completion` to `/v1/completions`;
-`content`, `stop` and the numbers of tokens are taken from its answer.
+for ranks the latter with a head. `/completion` and `/completions` are sent to `/v1/completions`; `content`, `stop` and
+the numbers of tokens are taken from its answer.
 
 equal: all assertions hold. but for texts: all hold but those on texts and tokens of a model. refused: the server has
 no such path, or an error names what isn't supported. not applicable: an option or a field of llama.cpp's own, or a test
@@ -37,10 +37,7 @@ CHATML = (
     "<|im_start|>{{ m.role }}\n{{ m.content or m.tool_calls | tojson }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-PATHS = {
-    "/completion": "/v1/completions", "/completions": "/v1/completions", "/chat/completions": "/v1/chat/completions",
-    "/responses": "/v1/responses", "/embeddings": "/v1/embeddings", "/models": "/v1/models",
-}
+PATHS = {"/completion": "/v1/completions", "/completions": "/v1/completions"}
 # attributes of llama.cpp's `ServerProcess` for options that `anec serve` doesn't have, and the values without effect
 OPTIONS = {
     "lora_files", "enable_ctx_shift", "slot_save_path", "sleep_idle_seconds", "server_tools", "mcp_servers_config",
