@@ -4,7 +4,7 @@
 //! | module | holds |
 //! |---|---|
 //! | `body` | contents between the marks of a call: JSON, elements, Python |
-//! | `braces`, `python` | parsers of calls in syntaxes that aren't JSON |
+//! | `braces`, `python`, `reader` | parsers of calls in syntaxes that aren't JSON |
 //! | `grammar` | grammar that forces a text to be a call |
 //! | `pieces` | calls whose arguments come as they are generated |
 //!
@@ -15,6 +15,7 @@ mod braces;
 mod grammar;
 mod pieces;
 mod python;
+mod reader;
 
 use serde_json::{Map, Value as Json, json};
 

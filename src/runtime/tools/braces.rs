@@ -3,34 +3,20 @@
 use serde_json::{Deserializer, Map, Value as Json};
 
 use super::ToolCall;
+use super::reader::{DEPTH, Reader};
 
 /// Quotation mark of strings.
 pub(super) const QUOTE: &str = "<|\"|>";
-
-/// Maximum nesting of values.
-const DEPTH: usize = 64;
 
 /// Parses a call.
 pub(super) fn call(text: &str) -> Option<ToolCall> {
     let (name, rest) = text.trim().strip_prefix("call:")?.split_once('{')?;
     let mut reader = Reader { rest };
     let arguments = reader.object(DEPTH)?;
-    reader.rest.trim().is_empty().then(|| ToolCall { name: name.trim().to_owned(), arguments })
-}
-
-struct Reader<'a> {
-    rest: &'a str,
+    reader.ends().then(|| ToolCall { name: name.trim().to_owned(), arguments })
 }
 
 impl Reader<'_> {
-    /// Takes `token` after white space if it is next.
-    fn take(&mut self, token: &str) -> bool {
-        self.rest = self.rest.trim_start();
-        let after = self.rest.strip_prefix(token);
-        self.rest = after.unwrap_or(self.rest);
-        after.is_some()
-    }
-
     /// Takes the text up to `mark`, and the mark.
     fn up_to(&mut self, mark: &str) -> Option<String> {
         let (text, rest) = self.rest.split_once(mark)?;
@@ -45,24 +31,24 @@ impl Reader<'_> {
             if !fields.is_empty() && !self.take(",") {
                 return None;
             }
-            let key = if self.take(QUOTE) {
-                self.up_to(QUOTE)?
+            let quoted = if self.take(QUOTE) {
+                Some(self.up_to(QUOTE)?)
             } else if self.rest.starts_with('"') {
-                self.json()?.as_str()?.to_owned()
+                Some(self.json()?.as_str()?.to_owned())
             } else {
-                let key = self.up_to(":")?;
-                fields.insert(key.trim().to_owned(), self.value(depth)?);
-                continue;
+                None
             };
-            if !self.take(":") {
-                return None;
-            }
-            fields.insert(key, self.value(depth)?);
+            let key = match quoted {
+                Some(key) => self.take(":").then_some(key)?,
+                None => self.up_to(":")?.trim().to_owned(),
+            };
+            fields.insert(key, self.field_value(depth)?);
         }
         Some(fields)
     }
 
-    fn value(&mut self, depth: usize) -> Option<Json> {
+    /// Parses the value of a field or an item.
+    fn field_value(&mut self, depth: usize) -> Option<Json> {
         let depth = depth.checked_sub(1)?;
         if self.take(QUOTE) {
             return self.up_to(QUOTE).map(Json::String);
@@ -78,7 +64,7 @@ impl Reader<'_> {
             if !items.is_empty() && !self.take(",") {
                 return None;
             }
-            items.push(self.value(depth)?);
+            items.push(self.field_value(depth)?);
         }
         Some(Json::Array(items))
     }

@@ -4,9 +4,7 @@
 use serde_json::{Map, Number, Value as Json};
 
 use super::ToolCall;
-
-/// Maximum nesting of values.
-const DEPTH: usize = 64;
+use super::reader::{DEPTH, Reader};
 
 /// Parses a list of calls, or a single call.
 pub(super) fn calls(text: &str) -> Option<Vec<ToolCall>> {
@@ -25,28 +23,7 @@ pub(super) fn value(text: &str) -> Option<Json> {
     reader.ends().then_some(value)
 }
 
-struct Reader<'a> {
-    rest: &'a str,
-}
-
 impl<'a> Reader<'a> {
-    fn skip(&mut self) {
-        self.rest = self.rest.trim_start();
-    }
-
-    fn ends(&mut self) -> bool {
-        self.skip();
-        self.rest.is_empty()
-    }
-
-    /// Takes `token` if it is next.
-    fn take(&mut self, token: &str) -> bool {
-        self.skip();
-        let after = self.rest.strip_prefix(token);
-        self.rest = after.unwrap_or(self.rest);
-        after.is_some()
-    }
-
     /// Takes one or more characters that satisfy `of`.
     fn word(&mut self, of: impl Fn(char) -> bool) -> Option<&'a str> {
         self.skip();
