@@ -562,9 +562,9 @@ mod tests {
     fn a_request_with_many_texts_leaves_room_for_others() {
         let form = FakeOptions { contexts: vec![400], ..FakeOptions::default() };
         let (engine, metrics) = engine(&form, LIMITS);
-        let mut many = engine.submit((0..6).map(|_| job(&[5, 1, 2], 40)).collect()).unwrap();
+        let mut many = engine.submit((0..6).map(|_| job(&[5, 1, 2], 300)).collect()).unwrap();
         let mut short = engine.submit(vec![job(&[1, 2], 5)]).unwrap().remove(0);
-        // the six advance only as they are read, however fast the engine is
+        // the six are longer than their channels, so they end only as they are read, however fast the engine is
         let mut turns = (0..6).cycle();
         loop {
             match short.try_recv() {
@@ -586,10 +586,12 @@ mod tests {
 
     #[test]
     fn a_stopping_scheduler_refuses_texts() {
-        let (engine, _) = engine(&FakeOptions::default(), ServeLimits { queue: 0, ..LIMITS });
+        let form = FakeOptions { contexts: vec![1000], ..FakeOptions::default() };
+        let (engine, _) = engine(&form, ServeLimits { queue: 0, ..LIMITS });
         let submit = |texts: usize| engine.submit((0..texts).map(|_| job(&[1], 900)).collect());
         let never = submit(3).unwrap_err().to_string();
         assert!(never.contains("`n` is 3") && never.contains("2 texts at most"), "who waits waits in vain: {never}");
+        // longer than their channels, so they don't end unread
         let writing = submit(2).unwrap();
         assert!(matches!(submit(1), Err(ServeError::Busy { .. })));
         drop(writing);
