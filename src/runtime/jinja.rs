@@ -89,7 +89,11 @@ impl Template {
 
     /// Renders the template with an object of variables.
     pub fn render(&self, variables: &Json) -> Result<String> {
-        on_large_stack(|| eval::render(&self.body, variables))
+        self.render_within(variables, Budget::of(variables))
+    }
+
+    fn render_within(&self, variables: &Json, budget: Budget) -> Result<String> {
+        on_large_stack(|| eval::render(&self.body, variables, budget))
     }
 }
 
@@ -102,19 +106,23 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T>
 struct Budget {
     steps: u64,
     bytes: u64,
+    max_steps: u64,
     max_bytes: u64,
 }
 
 impl Budget {
-    /// Creates the budget of a conversation of this size in bytes.
-    fn new(conversation: u64) -> Self {
-        let max_bytes = conversation.saturating_mul(PASSES).saturating_add(BUDGET);
-        Budget { steps: STEPS, bytes: max_bytes, max_bytes }
+    /// Creates the budget of a rendering with an object of variables.
+    fn of(variables: &Json) -> Self {
+        Budget::new(STEPS, text_bytes(variables).saturating_mul(PASSES).saturating_add(BUDGET))
+    }
+
+    fn new(max_steps: u64, max_bytes: u64) -> Self {
+        Budget { steps: max_steps, bytes: max_bytes, max_steps, max_bytes }
     }
 
     fn step(&mut self) -> Result<()> {
         let steps = self.steps.checked_sub(1);
-        self.steps = steps.ok_or_else(|| Error::new(format!("it takes more than {STEPS} steps")))?;
+        self.steps = steps.ok_or_else(|| Error::new(format!("it takes more than {} steps", self.max_steps)))?;
         Ok(())
     }
 
@@ -128,5 +136,15 @@ impl Budget {
 
     fn pay_len(&mut self, bytes: usize) -> Result<()> {
         self.pay(bytes as u64)
+    }
+}
+
+/// Returns the number of bytes of all strings.
+fn text_bytes(json: &Json) -> u64 {
+    match json {
+        Json::String(text) => text.len() as u64,
+        Json::Array(items) => items.iter().map(|item| 16 + text_bytes(item)).sum(),
+        Json::Object(fields) => fields.iter().map(|(key, value)| 16 + key.len() as u64 + text_bytes(value)).sum(),
+        _ => 8,
     }
 }

@@ -81,9 +81,8 @@ pub(super) struct Evaluator {
 }
 
 /// Renders a template with an object of variables.
-pub(super) fn render(body: &[Node], variables: &Json) -> Result<String> {
+pub(super) fn render(body: &[Node], variables: &Json, mut budget: Budget) -> Result<String> {
     let root = Scope::root();
-    let mut budget = Budget::new(text_bytes(variables));
     for (name, value) in variables.as_object().into_iter().flatten() {
         root.set(name.as_str().into(), Value::from_json(value, &mut budget)?);
     }
@@ -103,16 +102,6 @@ pub(super) fn render(body: &[Node], variables: &Json) -> Result<String> {
     match evaluator.out.len() > MAX_RENDERED {
         true => Err(Error::new(format!("it writes more than {MAX_RENDERED} bytes"))),
         false => Ok(evaluator.out),
-    }
-}
-
-/// Returns the number of bytes of all strings.
-fn text_bytes(json: &Json) -> u64 {
-    match json {
-        Json::String(text) => text.len() as u64,
-        Json::Array(items) => items.iter().map(|item| 16 + text_bytes(item)).sum(),
-        Json::Object(fields) => fields.iter().map(|(key, value)| 16 + key.len() as u64 + text_bytes(value)).sum(),
-        _ => 8,
     }
 }
 
