@@ -7,7 +7,11 @@ as si32. Needs the package `coreai-core`, with numpy.
 import asyncio
 import json
 import os
+import select
 import sys
+
+# a child without an asset ends after this time
+IDLE_SECONDS = 10
 
 # what the runtime prints must not get between the messages
 pipe = os.fdopen(os.dup(1), "wb")
@@ -123,7 +127,7 @@ async def serve(model, source):
     send({"functions": model.describe()})
     while True:
         line, arrays = receive(source)
-        if line is None:
+        if line is None or line["do"] == "close":
             return
         try:
             match line["do"]:
@@ -141,11 +145,7 @@ async def serve(model, source):
             send({"error": f"{type(error).__name__}: {error}"})
 
 
-async def main():
-    source = sys.stdin.buffer
-    line, _ = receive(source)
-    if line is None:
-        return
+async def load(line, source):
     if line["system"]:
         # written from Apple's documentation: this branch needs a Mac with OS 27
         options = None
@@ -161,6 +161,17 @@ async def main():
     else:
         async with AIModelAsset.load(line["asset"]).executable() as model:
             await serve(model, source)
+
+
+async def main():
+    source = sys.stdin.buffer
+    while select.select([source], [], [], IDLE_SECONDS)[0]:
+        line, _ = receive(source)
+        if line is None:
+            return
+        await load(line, source)
+        # the asset is closed
+        send({"ok": True})
 
 
 try:

@@ -1,26 +1,22 @@
 //! Apple's runtime in a child process: a Python with `coreai-core` loads an asset and computes calls.
 
-use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, BufWriter, Read, Write};
+mod process;
+
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::process::{Command, Stdio};
 
 use anec_base::{Diagnostic, Fault, Result};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 
-/// The child's program.
-const PROGRAM: &str = include_str!("bridge.py");
+use process::Process;
+
 /// Imports of the child's program.
 const IMPORTS: &str = "import numpy, coreai.authoring, coreai.runtime";
 /// Names the Python to use where no option does.
 const PYTHON_VARIABLE: &str = "ANEC_PYTHON";
 /// Package of Apple's runtime, in the version that was tried.
 const PACKAGE: &str = "coreai-core==1.0.0b3";
-/// Lines of the child's messages that an error quotes.
-const QUOTED_LINES: usize = 6;
 
 /// Errors of Apple's runtime and of starting it.
 #[derive(Debug, thiserror::Error)]
@@ -172,13 +168,10 @@ pub struct BridgeCall<'a> {
 
 /// An asset in Apple's runtime.
 pub struct Bridge {
-    child: Child,
-    to: Option<BufWriter<ChildStdin>>,
-    from: BufReader<ChildStdout>,
+    /// Absent only while it is dropped.
+    process: Option<Process>,
     asset: PathBuf,
     functions: Vec<DescribedFunction>,
-    said: Arc<Mutex<VecDeque<String>>>,
-    listener: Option<JoinHandle<()>>,
 }
 
 impl Bridge {
@@ -188,32 +181,26 @@ impl Bridge {
     /// [`BridgeError`] without a Python or its package, or for an asset that the runtime refuses.
     pub fn open(asset: &Path, options: &BridgeOptions) -> Result<Bridge> {
         let python = options.python();
-        let mut command = Command::new(&python);
-        command.args(["-c", PROGRAM]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        if options.system {
-            command.env("USE_OS_COREAI", "1");
-        }
-        let refused = |source| BridgeError::NoPython { python: python.clone(), source };
-        let mut child = command.spawn().map_err(refused)?;
-        let (to, from) = (child.stdin.take().map(BufWriter::new), child.stdout.take());
-        let said = Arc::<Mutex<VecDeque<String>>>::default();
-        let listener = child.stderr.take().map(|stderr| {
-            let said = said.clone();
-            std::thread::spawn(move || listen(stderr, &said))
-        });
-        let Some(from) = from.map(BufReader::new) else {
-            return Err(refused(std::io::ErrorKind::BrokenPipe.into()).into());
-        };
-        let mut bridge = Bridge { child, to, from, asset: asset.to_owned(), functions: Vec::new(), said, listener };
         let path = asset.canonicalize().unwrap_or_else(|_| asset.to_owned());
         let request = json!({"asset": path, "system": options.system, "units": options.units});
-        // a Python without the package answers before it is asked
-        let _ = bridge.send(request, &[]);
-        let (answer, _) = bridge.receive()?;
+        // one that waited too long is gone
+        let idle = Process::idle(&python, options.system)
+            .and_then(|mut process| process.ask(request.clone(), &[]).ok().map(|(answer, _)| (process, answer)));
+        let (process, answer) = match idle {
+            Some(loaded) => loaded,
+            None => {
+                let process = Process::start(&python, options.system);
+                let mut process = process.map_err(|source| BridgeError::NoPython { python: python.clone(), source })?;
+                let answer = process.ask(request, &[]);
+                let problem = |problem| BridgeError::Runtime { asset: asset.to_owned(), problem };
+                (process, answer.map_err(problem)?.0)
+            }
+        };
         if let Some(problem) = answer.get("missing").and_then(Json::as_str) {
             return Err(BridgeError::NoRuntime { python, problem: problem.to_owned() }.into());
         }
         let functions = answer.get("functions").cloned().unwrap_or_default();
+        let mut bridge = Bridge { process: Some(process), asset: asset.to_owned(), functions: Vec::new() };
         bridge.functions = serde_json::from_value(functions).map_err(|e| bridge.failed(e.to_string()))?;
         Ok(bridge)
     }
@@ -271,96 +258,28 @@ impl Bridge {
     }
 
     fn ask(&mut self, request: Json, arrays: &[BridgeArray]) -> Result<Vec<BridgeArray>> {
-        if let Err(error) = self.send(request, arrays) {
-            return Err(self.ended(&error.to_string()).into());
+        let Some(process) = &mut self.process else { return Err(self.failed("it is closed".into()).into()) };
+        match process.ask(request, arrays) {
+            Ok((_, arrays)) => Ok(arrays),
+            Err(problem) => Err(self.failed(problem).into()),
         }
-        Ok(self.receive()?.1)
     }
 
-    fn send(&mut self, mut request: Json, arrays: &[BridgeArray]) -> std::io::Result<()> {
-        let described = arrays.iter().map(|array| {
-            let kind = if matches!(array.elements, BridgeElements::Floats(_)) { "f" } else { "i" };
-            json!({"name": array.name, "kind": kind, "shape": array.shape})
-        });
-        request["arrays"] = described.collect();
-        let Some(to) = &mut self.to else { return Err(std::io::ErrorKind::BrokenPipe.into()) };
-        serde_json::to_writer(&mut *to, &request)?;
-        to.write_all(b"\n")?;
-        for array in arrays {
-            match &array.elements {
-                BridgeElements::Floats(values) => write_words(to, values, |value| value.to_le_bytes())?,
-                BridgeElements::Integers(values) => write_words(to, values, |value| value.to_le_bytes())?,
-            }
-        }
-        to.flush()
-    }
-
-    fn receive(&mut self) -> Result<(Json, Vec<BridgeArray>)> {
-        let mut line = Vec::new();
-        match self.from.read_until(b'\n', &mut line) {
-            Ok(0) => return Err(self.ended("it ended").into()),
-            Ok(_) => {}
-            Err(error) => return Err(self.ended(&error.to_string()).into()),
-        }
-        let answer: Json = serde_json::from_slice(&line).map_err(|e| self.failed(format!("no answer: {e}")))?;
-        if let Some(problem) = answer.get("error").and_then(Json::as_str) {
-            return Err(self.failed(problem.to_owned()).into());
-        }
-        let mut arrays = Vec::new();
-        for of in answer.get("arrays").and_then(Json::as_array).into_iter().flatten() {
-            let shape: Vec<usize> = serde_json::from_value(of["shape"].clone()).unwrap_or_default();
-            let mut bytes = vec![0; 4 * shape.iter().product::<usize>()];
-            self.from.read_exact(&mut bytes).map_err(|error| self.ended(&error.to_string()))?;
-            let words = bytes.as_chunks().0.iter();
-            let elements = match of["kind"].as_str() {
-                Some("f") => BridgeElements::Floats(words.map(|word| f32::from_le_bytes(*word)).collect()),
-                _ => BridgeElements::Integers(words.map(|word| i32::from_le_bytes(*word)).collect()),
-            };
-            arrays.push(BridgeArray { name: of["name"].as_str().unwrap_or_default().to_owned(), shape, elements });
-        }
-        Ok((answer, arrays))
+    /// Number of the Python's process.
+    #[cfg(test)]
+    pub(crate) fn process(&self) -> Option<u32> {
+        self.process.as_ref().map(Process::id)
     }
 
     fn failed(&self, problem: String) -> BridgeError {
         BridgeError::Runtime { asset: self.asset.clone(), problem }
     }
-
-    /// The error of a child that is gone: what it said last.
-    fn ended(&mut self, what: &str) -> BridgeError {
-        self.to = None;
-        let status = self.child.wait().map_or_else(|e| e.to_string(), |status| status.to_string());
-        if let Some(listener) = self.listener.take() {
-            let _ = listener.join();
-        }
-        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        let lines: Vec<&str> = said.iter().map(String::as_str).collect();
-        self.failed(format!("{what} ({status}): {}", lines.join(" | ")))
-    }
 }
 
 impl Drop for Bridge {
     fn drop(&mut self) {
-        // the child ends with its input
-        self.to = None;
-        let _ = self.child.wait();
-    }
-}
-
-fn write_words<T: Copy>(to: &mut impl Write, values: &[T], bytes: impl Fn(T) -> [u8; 4]) -> std::io::Result<()> {
-    values.iter().try_for_each(|value| to.write_all(&bytes(*value)))
-}
-
-/// Keeps the last lines of the child's stderr, without the runtime's line for each loaded function.
-fn listen(stderr: impl Read, said: &Mutex<VecDeque<String>>) {
-    for line in BufReader::new(stderr).split(b'\n').map_while(std::io::Result::ok) {
-        let line = String::from_utf8_lossy(&line).trim().to_owned();
-        if line.is_empty() || line.starts_with("ODIE ") {
-            continue;
+        if let Some(process) = self.process.take() {
+            process.release();
         }
-        let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
-        if said.len() == QUOTED_LINES {
-            said.pop_front();
-        }
-        said.push_back(line);
     }
 }

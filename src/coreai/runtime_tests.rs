@@ -161,6 +161,42 @@ fn packages_of_coremltools_give_their_values_on_apples_runtime() {
     assert!(problems.is_empty(), "{problems:#?}");
 }
 
+/// A Python takes one asset after another, without the states of the one before; one in which something failed takes
+/// none.
+#[test]
+fn pythons_are_started_only_where_none_is_free() {
+    let Some(options) = runtime() else { return };
+    let python = std::env::var_os("ANEC_PYTHON").map(PathBuf::from).filter(|python| python.is_absolute());
+    let Some(python) = python else { return anec_base::skipped("ANEC_PYTHON is no absolute path") };
+    // a name of its own, so that tests beside this one don't take its processes
+    let folder = python.parent().unwrap();
+    let python = folder.join("..").join(folder.file_name().unwrap()).join(python.file_name().unwrap());
+    let options = BridgeOptions { python: Some(python), ..options };
+    let asset = fixtures().join("coreai/functions.aimodel");
+    let mut open = Vec::from_iter((0..3).map(|_| Bridge::open(&asset, &options).unwrap()));
+    let processes = BTreeSet::from_iter(open.iter().map(Bridge::process));
+    assert_eq!(processes.len(), open.len(), "each has its own while it is open");
+    let mut last = open.pop().unwrap();
+    last.set_states(
+        7,
+        &[BridgeArray { name: "s".into(), shape: vec![1], elements: BridgeElements::Floats(vec![3.0]) }],
+    )
+    .unwrap();
+    assert_eq!(last.states(7, &["s"]).unwrap().len(), 1);
+    drop((last, open));
+
+    let mut again = Bridge::open(&asset, &options).unwrap();
+    assert!(processes.contains(&again.process()), "what is free is taken");
+    assert!(again.states(7, &["s"]).unwrap().is_empty(), "an asset begins without states");
+    let failed = again.process();
+    let call =
+        BridgeCall { function: "none", sequence: 0, inputs: Vec::new(), states: Vec::new(), outputs: Vec::new() };
+    again.call(&call).unwrap_err();
+    drop(again);
+    let open = Vec::from_iter((0..3).map(|_| Bridge::open(&asset, &options).unwrap()));
+    assert!(open.iter().all(|bridge| bridge.process() != failed), "a failed one is not used again");
+}
+
 /// Composite operations that are written.
 const COMPOSITES: [&str; 10] = [
     "reduce_max_v1",
