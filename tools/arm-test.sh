@@ -23,4 +23,5 @@ done
 std_for $target
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -cpu max -L /usr/aarch64-linux-gnu"
-cargo test ${std[@]+"${std[@]}"} --target $target --target-dir target/arm -p anec-kernels --lib -- "$@"
+# all but the kernels unoptimised: little runs of it
+cargo test ${std[@]+"${std[@]}"} --target $target --target-dir target/arm --config profile.dev.opt-level=0 -p anec-kernels --lib -- "$@"
