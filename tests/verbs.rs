@@ -46,6 +46,7 @@ fn story(name: &str, commands: &[&[&str]]) {
             // the order of a sum, which processors choose, is all that tells these from zero
             (r" +(0\.0e0|\d\.\de-[6-9])\b", " [rounding]"),
             (r" +0\.9999[89]\d +(0\.99[89]|1\.000)-1\.00[0-2]\b", " [rounding]"),
+            (r"0\.99999\d at \S+, .*", "[rounding]"),
         ],
         prepend_module_to_snapshot => false,
         snapshot_path => "snapshots",
