@@ -89,11 +89,11 @@ impl Template {
 
     /// Renders the template with an object of variables.
     pub fn render(&self, variables: &Json) -> Result<String> {
-        self.render_within(variables, Budget::of(variables))
+        self.render_within(variables, Budget::of)
     }
 
-    fn render_within(&self, variables: &Json, budget: Budget) -> Result<String> {
-        on_large_stack(|| eval::render(&self.body, variables, budget))
+    fn render_within(&self, variables: &Json, budget: fn(&Json) -> Budget) -> Result<String> {
+        on_large_stack(|| eval::render(&self.body, variables, budget(variables)))
     }
 }
 
