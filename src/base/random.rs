@@ -25,7 +25,7 @@ impl SplitMix64 {
     }
 
     /// Returns the output for a state.
-    #[inline]
+    #[inline(always)]
     pub const fn hash(mut z: u64) -> u64 {
         z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);

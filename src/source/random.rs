@@ -1,6 +1,7 @@
 //! Pseudo-random numbers that depend on a seed and a position only, so that they can be computed in any order.
 
 use anec_base::SplitMix64;
+use anec_kernels::dispatch::{Vectorize, vectorized};
 
 /// Sequence of normally distributed numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,19 +17,36 @@ pub struct Normal {
 impl Normal {
     /// Fills `out` with elements `first ..`.
     pub fn fill(&self, first: u64, out: &mut [f32]) {
+        vectorized(Fill { normal: *self, first, out });
+    }
+}
+
+struct Fill<'a> {
+    normal: Normal,
+    first: u64,
+    out: &'a mut [f32],
+}
+
+impl Vectorize for Fill<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
         /// Standard deviation of the sum of four numbers uniform in 0 ..= 65535.
         const UNIT: f32 = 37837.227;
         const MIDDLE: f32 = 2.0 * 65535.0;
-        let scale = self.standard_deviation / UNIT;
-        for (i, value) in out.iter_mut().enumerate() {
-            let bits = mix(self.seed, first.wrapping_add(i as u64));
+        let Normal { seed, mean, standard_deviation } = self.normal;
+        let scale = standard_deviation / UNIT;
+        for (i, value) in self.out.iter_mut().enumerate() {
+            let bits = mix(seed, self.first.wrapping_add(i as u64));
             let sum = (bits & 0xFFFF) + (bits >> 16 & 0xFFFF) + (bits >> 32 & 0xFFFF) + (bits >> 48);
-            *value = self.mean + scale * (sum as i32 as f32 - MIDDLE);
+            *value = mean + scale * (sum as i32 as f32 - MIDDLE);
         }
     }
 }
 
 /// Returns 64 bits for position `i`: the output function of the splitmix64 generator.
+#[inline(always)]
 pub fn mix(seed: u64, i: u64) -> u64 {
     SplitMix64::hash(seed.wrapping_mul(0xD1B5_4A32_D192_ED03).wrapping_add(i.wrapping_mul(SplitMix64::STEP)))
 }
