@@ -48,6 +48,7 @@ mod substitute;
 pub mod text;
 mod unquantized;
 
+use std::iter::repeat_n;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -176,8 +177,8 @@ impl Run<'_> {
         }
         let all = log.take();
         let together: u64 = all.iter().flatten().map(SecondMoments::bytes).sum();
-        // the matrix being factorized is f64, its factor f32
-        let largest = all.iter().flatten().map(|moments| 3 * moments.bytes()).max();
+        // the matrix being factorized and its factor
+        let largest = all.iter().flatten().map(|moments| 2 * moments.bytes()).max();
         self.most_moments = self.most_moments.max(together + largest.unwrap_or(0));
         for (input, moments) in job.observed.iter().zip(all) {
             let parts = moments.len() as u64;
@@ -186,11 +187,13 @@ impl Run<'_> {
                 input.targets.iter().map(|target| self.codes.begin(target, &of_channels)).collect();
             for (part, moments) in moments.into_iter().enumerate() {
                 let share = |whole: u64| whole / parts * part as u64..whole / parts * (part as u64 + 1);
+                let (channels, tokens, sums) = (moments.sums().nrows(), moments.tokens(), moments.into_sums());
                 let damping = |weight_codes: &WeightCodes<'_>| {
-                    Damping::of(moments.sums().nrows(), moments.tokens(), weight_codes.target().format.weights.bits())
+                    Damping::of(channels, tokens, weight_codes.target().format.weights.bits())
                 };
-                for alike in weight_codes.chunk_by(|a, b| damping(a) == damping(b)) {
-                    let feedback = ErrorFeedback::of(moments.sums(), damping(&alike[0]));
+                let alike: Vec<_> = weight_codes.chunk_by(|a, b| damping(a) == damping(b)).collect();
+                for (sums, alike) in repeat_n(sums, alike.len()).zip(alike) {
+                    let feedback = ErrorFeedback::of(sums, damping(&alike[0]));
                     let feedback = feedback.map_err(|error| CalibrateError::Moments {
                         package: job.package.name.clone(),
                         value: input.value.clone(),

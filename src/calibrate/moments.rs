@@ -2,9 +2,10 @@
 
 use anec_kernels::layout::MatrixLayout;
 use anec_kernels::matrix::product;
+use anec_kernels::pool;
 use ndarray::{Array2, ArrayView2};
 
-/// Channels whose products are computed at a time.
+/// Channels whose products a thread computes at a time.
 const PART: usize = 256;
 
 /// Second moments in f32; only the lower triangle is kept.
@@ -24,29 +25,37 @@ impl SecondMoments {
     pub fn add(&mut self, values: &[f32]) {
         let channels = self.sums.nrows();
         let tokens = values.len() / channels.max(1);
-        let Some(sums) = self.sums.as_slice_mut().filter(|_| tokens * channels == values.len()) else { return };
+        let Some(sums) = self.sums.as_slice_mut().filter(|_| channels > 0 && tokens * channels == values.len()) else {
+            return;
+        };
         let mut seen = vec![false; tokens];
         for row in values.chunks_exact(tokens.max(1)) {
             seen.iter_mut().zip(row).for_each(|(seen, value)| *seen |= *value != 0.0);
         }
         self.tokens += seen.into_iter().filter(|seen| *seen).count() as u64;
         let transposed = (values, MatrixLayout { row: 1, column: tokens });
-        let mut products = vec![0.0; PART.min(channels) * channels];
-        for first in (0..channels).step_by(PART) {
-            let end = (first + PART).min(channels);
-            let products = &mut products[..(end - first) * end];
+        pool::for_each_chunk(sums, PART * channels, |part, sums| {
+            let (first, rows) = (part * PART, sums.len() / channels);
+            let end = first + rows;
+            let mut products = vec![0.0; rows * end];
             let own = (&values[first * tokens..], MatrixLayout { row: tokens, column: 1 });
-            product((end - first, tokens, end), own, transposed, products);
-            for (channel, products) in (first..end).zip(products.chunks_exact(end)) {
-                let sums = &mut sums[channel * channels..][..=channel];
-                sums.iter_mut().zip(products).for_each(|(sum, product)| *sum += product);
+            product((rows, tokens, end), own, transposed, &mut products);
+            for (channel, (sums, products)) in
+                sums.chunks_exact_mut(channels).zip(products.chunks_exact(end)).enumerate()
+            {
+                sums[..=first + channel].iter_mut().zip(products).for_each(|(sum, product)| *sum += product);
             }
-        }
+        });
     }
 
     /// Sums, `[channels, channels]`; zero above the diagonal.
     pub fn sums(&self) -> ArrayView2<'_, f32> {
         self.sums.view()
+    }
+
+    /// Returns the sums, `[channels, channels]`; zero above the diagonal.
+    pub fn into_sums(self) -> Array2<f32> {
+        self.sums
     }
 
     /// Number of tokens with a non-zero value.

@@ -19,7 +19,7 @@ use half::f16;
 use ndarray::{Array2, ArrayView2, ArrayViewMut2};
 
 use super::fp16::LARGEST;
-use super::rounding::Grid;
+use super::rounding::{Grid, ROUND};
 
 /// Approximate number of columns in a group, rounded to whole blocks.
 const GROUP: usize = 64;
@@ -29,8 +29,6 @@ const WIDEST: usize = 256;
 const TURNS: [usize; 2] = [4, 1];
 /// Largest number of codes that counts as few.
 const FEW: usize = 16;
-/// 1.5 * 2^23: adding it to a number below 2^22 in magnitude rounds to an integer, ties to even.
-const ROUND: f32 = 12_582_912.0;
 
 /// Returns the number of columns that share an adjustable scale, if the columns from `first_column` on are whole
 /// blocks.
@@ -198,8 +196,7 @@ impl<'a> Descent<'a> {
             }
             _ => {
                 for (row, grid) in self.grids.iter().enumerate() {
-                    let code = grid.nearest(self.first_column + column, values[row] + own[row] * inverse);
-                    let value = grid.value(self.first_column + column, code);
+                    let (code, value) = grid.rounded(self.first_column + column, values[row] + own[row] * inverse);
                     codes[row] = code;
                     own[row] = value - values[row];
                     values[row] = value;

@@ -20,8 +20,9 @@
 //! keeps `H` positive definite for few tokens and for repeated or dead channels, and reduces the effect of chance
 //! correlations. The usual choice, the mean, is dominated in some models by a few channels hundreds of times larger
 //! than the others, whose share in `H` it would drown; without the median, channels that the text hardly activates
-//! would compensate for errors of the large ones. `H` is factorized in f64 after scaling its diagonal to 1; everything
-//! else is f32. Coordinate descent then reduces the remaining error column by column (`descent.rs`).
+//! would compensate for errors of the large ones. `H` is factorized after scaling its diagonal to 1: damping keeps its
+//! smallest eigenvalue far above the rounding errors of f32. Coordinate descent then reduces the remaining error column
+//! by column (`descent.rs`).
 
 use std::cmp::{Ordering, Reverse};
 
@@ -42,6 +43,8 @@ const COARSE_BITS: u32 = 4;
 const BLOCK: usize = 128;
 /// Number of rows that a thread works on at a time; rows are independent.
 const ROWS: usize = 256;
+/// Number of rows of a square matrix that a thread computes at a time.
+const TILE: usize = 16;
 
 /// Share of a channel's moment, and of the median moment, that is added to the channel's moment.
 ///
@@ -101,9 +104,9 @@ impl ErrorFeedback {
     /// # Errors
     /// Returns [`QuantError::Moments`] if a moment on the diagonal is negative, NaN or infinite, or if the matrix can't
     /// be factorized.
-    pub fn of(moments: ArrayView2<'_, f32>, damping: Damping) -> Result<Self, QuantError> {
-        let n = moments.nrows();
-        let diagonal: Vec<f32> = (0..n).map(|j| moments[[j, j]]).collect();
+    pub fn of(sums: Array2<f32>, damping: Damping) -> Result<Self, QuantError> {
+        let n = sums.nrows();
+        let diagonal: Vec<f32> = (0..n).map(|j| sums[[j, j]]).collect();
         if let Some(channel) = diagonal.iter().position(|value| !value.is_finite() || *value < 0.0) {
             return Err(QuantError::Moments { channel, value: diagonal[channel] });
         }
@@ -112,6 +115,8 @@ impl ErrorFeedback {
         let mut live: Vec<f64> = diagonal.iter().filter(|value| **value > 0.0).map(|value| f64::from(*value)).collect();
         live.sort_by(f64::total_cmp);
         let Some(median) = live.get(live.len() / 2) else { return Ok(ErrorFeedback { order, factor: None }) };
+        let mut moments = square(n, |i, j| sums[[i.max(j), i.min(j)]]);
+        drop(sums);
         // rounding errors in nearly singular moments can need more damping
         let Damping(least) = damping;
         for damping in [least, 4.0 * least, 16.0 * least] {
@@ -120,29 +125,24 @@ impl ErrorFeedback {
             let units: Vec<f64> = damped.iter().map(|value| value.sqrt()).collect();
             // the reversed Cholesky factor of the reversed matrix is upper triangular
             let place = |i: usize| order[n - 1 - i];
-            let mut reversed = Array2::<f64>::from_shape_fn((n, n), |(i, j)| {
-                let (a, b) = (place(i).max(place(j)), place(i).min(place(j)));
-                match i.cmp(&j) {
-                    // only the lower triangle is read
-                    Ordering::Less => 0.0,
-                    Ordering::Equal => 1.0,
-                    Ordering::Greater => f64::from(moments[[a, b]]) / (units[a] * units[b]),
+            // only the lower triangle is read
+            let mut reversed = square(n, |i, j| match i.cmp(&j) {
+                Ordering::Less => 0.0,
+                Ordering::Equal => 1.0,
+                Ordering::Greater => {
+                    (f64::from(moments[[place(i), place(j)]]) / (units[place(i)] * units[place(j)])) as f32
                 }
             });
             if factorize(&mut reversed) {
-                let lower = Array2::from_shape_fn((n, n), |(j, k)| {
+                let lower = square(n, |j, k| {
                     if k >= j {
                         return 0.0;
                     }
                     let (row, column) = (n - 1 - k, n - 1 - j);
-                    let own = reversed[[row, column]] / reversed[[column, column]];
+                    let own = f64::from(reversed[[row, column]] / reversed[[column, column]]);
                     (own * units[order[k]] / units[order[j]]) as f32
                 });
-                drop(reversed);
-                let moments = Array2::from_shape_fn((n, n), |(i, j)| match i == j {
-                    true => damped[i] as f32,
-                    false => moments[[i.max(j), i.min(j)]],
-                });
+                moments.diag_mut().iter_mut().zip(damped).for_each(|(own, damped)| *own = damped as f32);
                 return Ok(ErrorFeedback { order, factor: Some(Factor { lower, moments }) });
             }
         }
@@ -175,11 +175,7 @@ impl ErrorFeedback {
         let mut parts: Vec<_> = parts.zip(weight.axis_chunks_iter(Axis(0), ROWS)).zip(grids.chunks(ROWS)).collect();
         pool::for_each_mut(&mut parts, |_, (((codes, scales), weight), grids)| {
             let weight = weight.view();
-            let nearest = |row: usize, column, value| {
-                let (grid, column) = (&grids[row], first_column + column);
-                let code = grid.nearest(column, value);
-                (code, grid.value(column, code))
-            };
+            let nearest = |row: usize, column, value| grids[row].rounded(first_column + column, value);
             self.round(weight, nearest, |row, column, code| codes[[row, column]] = code);
             match &self.factor {
                 Some(factor) if descend => {
@@ -244,6 +240,21 @@ impl ErrorFeedback {
             }
         }
     }
+}
+
+/// Returns a square matrix of computed elements.
+fn square(n: usize, element: impl Fn(usize, usize) -> f32 + Sync) -> Array2<f32> {
+    let mut matrix = Array2::zeros((n, n));
+    if let Some(values) = matrix.as_slice_mut().filter(|_| n > 0) {
+        // column by column, so that elements that come from a transpose are neighbours in memory
+        pool::for_each_chunk(values, TILE * n, |tile, values| {
+            let rows = values.len() / n;
+            for j in 0..n {
+                (0..rows).for_each(|row| values[row * n + j] = element(tile * TILE + row, j));
+            }
+        });
+    }
+    matrix
 }
 
 #[cfg(test)]
@@ -366,7 +377,7 @@ mod tests {
         for (rows, columns) in [(5, 9), (3, 40), (2, 150)] {
             let (weight, moments) = (noise(rows, columns, 3), moments(2 * columns, columns));
             let scales = vec![vec![f16::from_f32(absmax(&weight) / 20.0)]; rows];
-            let codes = ErrorFeedback::of(moments.view(), Damping::LEAST).unwrap();
+            let codes = ErrorFeedback::of(moments.clone(), Damping::LEAST).unwrap();
             let codes = codes.choose(weight.view(), &integers(&scales, columns, 127), 0, false).codes;
             let expected = by_the_paper(&weight, &moments, scales[0][0].to_f32());
             // f32 and f64 can round a midpoint differently, after which codes diverge
@@ -381,7 +392,7 @@ mod tests {
         let (rows, columns) = (300, 333);
         let (weight, moments) = (noise(rows, columns, 3), moments(400, columns));
         let (feedback, rounding) = (
-            ErrorFeedback::of(moments.view(), Damping::LEAST).unwrap(),
+            ErrorFeedback::of(moments.clone(), Damping::LEAST).unwrap(),
             ErrorFeedback { order: (0..columns).collect(), factor: None },
         );
         let compare = |grids: &[Grid<'_>], most: f64| {
@@ -431,7 +442,7 @@ mod tests {
         let scales = scales_of_rows(&weight, 7.0);
         let grids = integers(&scales, columns, 7);
         let cost = |damping| {
-            let feedback = ErrorFeedback::of(few.view(), damping).unwrap();
+            let feedback = ErrorFeedback::of(few.clone(), damping).unwrap();
             cost(&weight, &values(&grids, &feedback.codes(weight.view(), &grids, 0)), &others)
         };
         let damping = Damping::of(columns, 100, 4);
@@ -442,7 +453,7 @@ mod tests {
     fn without_moments_weights_are_rounded_as_ever() {
         let weight = noise(9, 300, 11);
         let scale = f16::from_f32(absmax(&weight) / 127.0);
-        let feedback = ErrorFeedback::of(Array2::zeros((300, 300)).view(), Damping::LEAST).unwrap();
+        let feedback = ErrorFeedback::of(Array2::zeros((300, 300)), Damping::LEAST).unwrap();
         let codes = feedback.codes(weight.view(), &integers(&vec![vec![scale]; 9], 300, 127), 0);
         let mut expected = vec![0; weight.len()];
         quantize::quantize(weight.as_slice().unwrap(), scale.to_f32(), [-127, 127], &mut expected);
@@ -462,12 +473,9 @@ mod tests {
         weight.row_mut(3).fill(0.0);
         let scales = scales_of_rows(&weight, 7.0);
         let grids = integers(&scales, columns, 7);
-        let rounding = ErrorFeedback::of(Array2::zeros(moments.dim()).view(), Damping::LEAST).unwrap().codes(
-            weight.view(),
-            &grids,
-            0,
-        );
-        let codes = ErrorFeedback::of(moments.view(), Damping::LEAST).unwrap().codes(weight.view(), &grids, 0);
+        let rounding =
+            ErrorFeedback::of(Array2::zeros(moments.dim()), Damping::LEAST).unwrap().codes(weight.view(), &grids, 0);
+        let codes = ErrorFeedback::of(moments.clone(), Damping::LEAST).unwrap().codes(weight.view(), &grids, 0);
         // only the product with the one token counts; it is almost exact
         let costs = [&codes, &rounding].map(|codes| cost(&weight, &values(&grids, codes), &moments));
         assert!(costs[0] < 0.1 * costs[1], "{costs:?}");
@@ -490,7 +498,7 @@ mod tests {
         let scales = scales_of_rows(&weight, 127.0);
         let grids = integers(&scales, columns, 127);
         let rounding = ErrorFeedback { order: (0..columns).collect(), factor: None };
-        let feedback = ErrorFeedback::of(moments.view(), Damping::LEAST).unwrap();
+        let feedback = ErrorFeedback::of(moments.clone(), Damping::LEAST).unwrap();
         let [chosen, nearest] = [&feedback, &rounding].map(|how| values(&grids, &how.codes(weight.view(), &grids, 0)));
         assert!(cost(&weight, &chosen, &moments) < 0.3 * cost(&weight, &nearest, &moments));
     }
@@ -506,9 +514,9 @@ mod tests {
         weight.row_mut(2).fill(0.0);
         let palette = LevelTable::new((0..16).map(|i| i as f32 / 8.0 - 1.0).collect());
         let grids = vec![Grid::Levels { levels: &palette, scale: 1.0 }; 4];
-        let codes = ErrorFeedback::of(moments.view(), Damping::LEAST).unwrap().codes(weight.view(), &grids, 0);
+        let codes = ErrorFeedback::of(moments.clone(), Damping::LEAST).unwrap().codes(weight.view(), &grids, 0);
         assert!(codes.codes.row(1).iter().all(|code| *code == 12) && codes.codes.row(2).iter().all(|code| *code == 8));
-        let dead = ErrorFeedback::of(Array2::zeros((columns, columns)).view(), Damping::LEAST).unwrap();
+        let dead = ErrorFeedback::of(Array2::zeros((columns, columns)), Damping::LEAST).unwrap();
         let nearest = dead.codes(weight.view(), &grids, 0);
         let costs = [&codes, &nearest].map(|codes| cost(&weight, &values(&grids, codes), &moments));
         assert!(costs[0] < 0.1 * costs[1], "{costs:?}");
@@ -530,7 +538,7 @@ mod tests {
         // scales aren't adjusted in parts that don't begin with a block
         assert_eq!((part.scales, whole.scales.map(|scales| scales.dim())), (None, Some((5, 4))));
         assert_eq!(part.codes, whole.codes.slice_axis(Axis(1), (24..64).into()));
-        let feedback = ErrorFeedback::of(moments(80, 32).view(), Damping::LEAST).unwrap();
+        let feedback = ErrorFeedback::of(moments(80, 32), Damping::LEAST).unwrap();
         let found = feedback.codes(weight.slice_axis(Axis(1), (32..64).into()), &grids, 32);
         let own: Vec<Vec<f16>> = blocks.iter().map(|scales| scales[2..].to_vec()).collect();
         let alone = feedback.codes(weight.slice_axis(Axis(1), (32..64).into()), &integers(&own, 16, 7), 0);
@@ -541,25 +549,25 @@ mod tests {
     fn invalid_moments_are_refused() {
         let mut moments = moments(20, 10);
         moments[[4, 4]] = f32::NAN;
-        let error = ErrorFeedback::of(moments.view(), Damping::LEAST).err().unwrap();
+        let error = ErrorFeedback::of(moments.clone(), Damping::LEAST).err().unwrap();
         assert_eq!(error.to_string(), "the second moment of input channel 4 is NaN, expected a number from 0 on");
         moments[[4, 4]] = -1.0;
-        assert!(ErrorFeedback::of(moments.view(), Damping::LEAST).is_err());
+        assert!(ErrorFeedback::of(moments.clone(), Damping::LEAST).is_err());
         moments[[4, 4]] = f32::INFINITY;
-        assert!(ErrorFeedback::of(moments.view(), Damping::LEAST).is_err());
+        assert!(ErrorFeedback::of(moments.clone(), Damping::LEAST).is_err());
         moments[[4, 4]] = 1.0;
         moments[[9, 3]] = f32::NAN;
-        assert!(ErrorFeedback::of(moments.view(), Damping::LEAST).is_err(), "off the diagonal");
+        assert!(ErrorFeedback::of(moments.clone(), Damping::LEAST).is_err(), "off the diagonal");
     }
 
     #[test]
     fn codes_are_the_same_from_run_to_run_and_in_parts() {
         let (weight, moments) = (noise(600, 200, 19), moments(300, 200));
         let scales = scales_of_rows(&weight, 127.0);
-        let feedback = ErrorFeedback::of(moments.view(), Damping::LEAST).unwrap();
+        let feedback = ErrorFeedback::of(moments.clone(), Damping::LEAST).unwrap();
         let grids = integers(&scales, 200, 127);
         let whole = feedback.codes(weight.view(), &grids, 0);
-        assert_eq!(ErrorFeedback::of(moments.view(), Damping::LEAST).unwrap().codes(weight.view(), &grids, 0), whole);
+        assert_eq!(ErrorFeedback::of(moments.clone(), Damping::LEAST).unwrap().codes(weight.view(), &grids, 0), whole);
         let part = |rows: std::ops::Range<usize>| {
             feedback.codes(weight.slice_axis(Axis(0), rows.clone().into()), &grids[rows], 0)
         };

@@ -4,6 +4,9 @@ use anec_base::Result;
 use anec_kernels::level_table::LevelTable;
 use half::f16;
 
+/// 1.5 * 2^23: adding it to a number below 2^22 in magnitude rounds to an integer, ties to even.
+pub(super) const ROUND: f32 = 12_582_912.0;
+
 /// Numbers that a row's codes stand for.
 #[derive(Clone, Copy, Debug)]
 pub enum Grid<'a> {
@@ -28,13 +31,21 @@ pub enum Grid<'a> {
 impl Grid<'_> {
     /// Returns the code nearest to a value of a column. Negative codes are in two's complement.
     pub fn nearest(&self, column: usize, value: f32) -> u8 {
+        self.rounded(column, value).0
+    }
+
+    /// Returns the code nearest to a value of a column, and the number that it stands for.
+    pub(crate) fn rounded(&self, column: usize, value: f32) -> (u8, f32) {
         match self {
             Grid::Steps { scales, block, range } => {
-                let [least, most] = range.map(f32::from);
-                let steps = value * (1.0 / scales[column / block].to_f32());
-                steps.clamp(least, most).round_ties_even() as i8 as u8
+                let ([least, most], scale) = (range.map(f32::from), scales[column / block].to_f32());
+                let code = ((value * (1.0 / scale)).clamp(least, most) + ROUND - ROUND) as i8;
+                (code as u8, scale * f32::from(code))
             }
-            Grid::Levels { levels, scale } => levels.nearest(value / scale),
+            Grid::Levels { levels, scale } => {
+                let code = levels.nearest(value / scale);
+                (code, scale * levels.levels()[usize::from(code)])
+            }
         }
     }
 

@@ -11,13 +11,19 @@ use super::plan::{Route, Step};
 use anec_bundle::PortRole;
 use anec_bundle::{Bundle, FILE_NAME, HiddenProbe, ModelFacts};
 use anec_exec::Tensor;
-use ndarray::{Array2, ArrayView2};
+use anec_kernels::layout::MatrixLayout;
+use anec_kernels::matrix::product;
+use anec_kernels::pool;
+use ndarray::Array2;
+
+/// Tokens whose hidden states a thread converts at a time.
+const TOKENS: usize = 64;
 
 /// Conversion between the model's and the functions' hidden states: an optional orthogonal matrix and a factor.
 pub struct HiddenFrame {
     scale: f32,
     /// Matrix `[channels, channels]`.
-    rotation: Option<Array2<f32>>,
+    rotation: Option<Arc<Array2<f32>>>,
 }
 
 impl HiddenFrame {
@@ -32,25 +38,29 @@ impl HiddenFrame {
 
     /// Converts rows (one per token) from the model's frame to the functions'.
     pub fn enter(&self, rows: &[f32]) -> Vec<f32> {
-        self.turned(rows, |rotation| rotation.view(), self.scale)
+        self.turned(rows, |size| MatrixLayout { row: size, column: 1 }, self.scale)
     }
 
     /// Converts rows (one per token) from the functions' frame to the model's.
     pub fn leave(&self, rows: &[f32]) -> Vec<f32> {
         // the inverse of an orthogonal matrix is its transpose; the factor is a power of two
-        self.turned(rows, |rotation| rotation.t(), 1.0 / self.scale)
+        self.turned(rows, |size| MatrixLayout { row: 1, column: size }, 1.0 / self.scale)
     }
 
-    fn turned<'a>(
-        &'a self,
-        rows: &[f32],
-        matrix: impl Fn(&'a Array2<f32>) -> ArrayView2<'a, f32>,
-        factor: f32,
-    ) -> Vec<f32> {
+    /// Multiplies rows by the matrix, whose elements lie in the given layout, and by a factor.
+    fn turned(&self, rows: &[f32], layout: impl Fn(usize) -> MatrixLayout, factor: f32) -> Vec<f32> {
         let turned = self.rotation.as_ref().and_then(|rotation| {
-            let channels = rotation.nrows();
-            let rows = ArrayView2::from_shape((rows.len() / channels, channels), rows).ok()?;
-            Some(rows.dot(&matrix(rotation)).as_standard_layout().into_owned().into_raw_vec_and_offset().0)
+            let size = rotation.nrows();
+            if size == 0 || !rows.len().is_multiple_of(size) {
+                return None;
+            }
+            let matrix = (rotation.as_slice()?, layout(size));
+            let mut turned = vec![0.0; rows.len()];
+            pool::for_each_chunk(&mut turned, TOKENS * size, |part, turned| {
+                let own = (&rows[part * TOKENS * size..], MatrixLayout { row: size, column: 1 });
+                product((turned.len() / size, size, size), own, matrix, turned);
+            });
+            Some(turned)
         });
         let mut rows = turned.unwrap_or_else(|| rows.to_vec());
         rows.iter_mut().for_each(|value| *value *= factor);

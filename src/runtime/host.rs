@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 use half::slice::HalfFloatSliceExt;
 use ndarray::Array2;
@@ -21,6 +22,8 @@ pub struct HostTables {
     vocab_size: u64,
     rope: BTreeMap<String, Vec<Variant>>,
     rotation: Option<Matrix>,
+    /// Elements of the rotation, once they were needed.
+    rotation_elements: OnceLock<Arc<Array2<f32>>>,
     positions: Option<Matrix>,
     token_types: Option<Matrix>,
     attention_bias: Option<Matrix>,
@@ -175,6 +178,7 @@ impl HostTables {
             vocab_size,
             rope,
             rotation,
+            rotation_elements: OnceLock::new(),
             positions,
             token_types,
             attention_bias,
@@ -186,8 +190,9 @@ impl HostTables {
     }
 
     /// Returns the matrix that rotates hidden states, if any.
-    pub(super) fn rotation(&self) -> Option<Array2<f32>> {
-        Some(self.whole(self.rotation.as_ref()?))
+    pub(super) fn rotation(&self) -> Option<Arc<Array2<f32>>> {
+        let matrix = self.rotation.as_ref()?;
+        Some(self.rotation_elements.get_or_init(|| Arc::new(self.whole(matrix))).clone())
     }
 
     /// Returns the attention biases by distance, `[2 r + 1, heads]`, if any.
