@@ -20,8 +20,8 @@ for tool in qemu-aarch64-static aarch64-linux-gnu-gcc; do
   command -v $tool >/dev/null || { say "$tool is missing: apt-get install qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross"; exit 3; }
 done
 . tools/std-source.sh
-std_for $target
+std_for $target build
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -cpu max -L /usr/aarch64-linux-gnu"
 # all but the kernels unoptimised: little runs of it
-cargo test ${std[@]+"${std[@]}"} --target $target --target-dir target/arm --config profile.dev.opt-level=0 -p anec-kernels --lib -- "$@"
+cargo test --target $target --target-dir target/arm --config profile.dev.opt-level=0 -p anec-kernels --lib -- "$@"

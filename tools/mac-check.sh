@@ -34,7 +34,7 @@ cd "$(dirname "$0")/.."                      # rust-toolchain.toml decides which
 mkdir -p "$cache"
 
 . tools/std-source.sh
-std_for $target
+std_for $target $( [ $kind = link ] && echo build || echo check )
 
 # A C compiler and archiver that write nothing. With an SDKROOT, nothing looks for xcrun.
 bin=$cache/bin sdk=$cache/sdk
@@ -123,7 +123,7 @@ for package in json.load(sys.stdin)["packages"]:
         tbd(f"{sdk}/usr/lib/libobjc.tbd", "/usr/lib/libobjc.A.dylib", symbols, {"NSObject"})
 ' "$sdk"
   export CARGO_TARGET_AARCH64_APPLE_DARWIN_LINKER=rust-lld
-  export CARGO_TARGET_AARCH64_APPLE_DARWIN_RUSTFLAGS="-Clinker-flavor=ld64.lld"
+  export CARGO_TARGET_AARCH64_APPLE_DARWIN_RUSTFLAGS="${CARGO_TARGET_AARCH64_APPLE_DARWIN_RUSTFLAGS-} -Clinker-flavor=ld64.lld"
 }
 
 if [ "$(uname)" != Darwin ]; then
@@ -133,11 +133,14 @@ if [ "$(uname)" != Darwin ]; then
   export SDKROOT=$sdk
 fi
 
-# Build folders of its own: the host's build stays as it is, and no empty object meets the linker.
-folder=$(cargo metadata -q --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
-export CARGO_TARGET_DIR=$folder/mac-$kind
+# A program has a build folder of its own, so that no empty object meets the linker. A check uses what was compiled for
+# the host: build scripts and macros.
+if [ $kind = link ]; then
+  folder=$(cargo metadata -q --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
+  export CARGO_TARGET_DIR=$folder/mac-link
+fi
 start=$(date +%s)
 # unoptimised: nothing is going to run
-cargo $verb ${std[@]+"${std[@]}"} --target $target \
+cargo $verb --target $target \
   --config profile.dev.opt-level=0 --lib --bins "$@"
 say "$target: cargo $verb took $(( $(date +%s) - start )) s ($(rustc -V))"

@@ -1,7 +1,8 @@
-# Sourced by scripts that compile for another target: `std_for TARGET` leaves in `std` the arguments with which cargo
-# finds the target's standard library, none where rustup has it. Where it doesn't, it is compiled from source
-# (-Zbuild-std): the rust-src component, or else Debian's package rust-src of the very version of rustc, verified by
-# apt's signatures. Needs `cache`, a folder, and `say`, which prints a line. Ends with status 3 if there is no library.
+# Sourced by scripts that compile for another target: `std_for TARGET check|build` makes cargo find the target's
+# standard library. Where rustup has none, it is compiled from source, once, for checks or for programs: from the
+# rust-src component, or else from Debian's package rust-src of the very version of rustc, verified by apt's signatures.
+# The build that follows needs no -Z, so what cargo compiled for the host serves it, too.
+# Needs `cache`, a folder, and `say`, which prints a line. Ends with status 3 if there is no library.
 
 # The source of the standard library, into a folder of its own: from Debian.
 fetch_std() {
@@ -22,7 +23,7 @@ fetch_std() {
     done > "$apt/sources.list"
     apt-get "${options[@]}" update >/dev/null || { say "apt can't reach Debian"; exit 3; }
   }
-  tmp=$(mktemp -d "$cache/std.XXXXXX"); trap 'rm -rf "$tmp"' EXIT # global: the trap runs outside
+  tmp=$(mktemp -d "$cache/std.XXXXXX")
   for list in trixie-backports 'sid experimental trixie'; do
     suites deb $list
     deb=$(apt-cache "${options[@]}" madison rust-src | awk -F' *[|] *' '{print $2}' |
@@ -45,18 +46,43 @@ fetch_std() {
 }
 
 std_for() {
-  local target=$1 release version sysroot source
+  local target=$1 kind=$2 release version sysroot source own libraries variable
+  tmp= built= # global: the trap runs outside
+  trap 'rm -rf "$tmp" "$built"' EXIT
   release=$(rustc -vV | sed -n 's/^release: //p')
   version=${release%%-*}
   sysroot=$(rustc --print sysroot)
-  std=()
   [ ! -d "$sysroot/lib/rustlib/$target/lib" ] || return 0
-  source=$sysroot/lib/rustlib/src/rust/library
-  if [ ! -d "$source" ]; then
-    source=$cache/std-$version/library
-    [ -f "$source/Cargo.lock" ] || fetch_std "$source"
-    export __CARGO_TESTS_ONLY_SRC_ROOT=$source # where cargo looks instead of in the sysroot
+  own=$cache/sysroot-$version-$kind
+  libraries=$own/lib/rustlib/$target/lib
+  if [ ! -d "$libraries" ]; then
+    source=$sysroot/lib/rustlib/src/rust/library
+    if [ ! -d "$source" ]; then
+      source=$cache/std-$version/library
+      [ -f "$source/Cargo.lock" ] || fetch_std "$source"
+    fi
+    built=$(mktemp -d "$cache/std-build.XXXXXX")
+    cat > "$built/Cargo.toml" <<'TOML'
+[package]
+name = "empty"
+edition = "2024"
+[lib]
+path = "lib.rs"
+[profile.dev]
+debug = false
+[workspace]
+TOML
+    : > "$built/lib.rs"
+    # where cargo looks for the source, and -Z with a stable toolchain
+    __CARGO_TESTS_ONLY_SRC_ROOT=$source RUSTC_BOOTSTRAP=1 \
+      cargo "$kind" -q -Zbuild-std=std,panic_abort,test --target "$target" \
+      --manifest-path "$built/Cargo.toml" --target-dir "$built/target"
+    mkdir -p "$built/lib" "${libraries%/lib}"
+    cp "$built/target/$target"/debug/deps/lib*.r* "$built/lib"
+    rm -rf "$built/lib"/libempty-*
+    mv "$built/lib" "$libraries"
+    rm -rf "$built"
   fi
-  std=(-Zbuild-std=std,panic_abort)
-  export RUSTC_BOOTSTRAP=1 # -Z with a stable toolchain
+  variable=CARGO_TARGET_$(echo "$target" | tr a-z- A-Z_)_RUSTFLAGS
+  export "$variable=--sysroot=$own"
 }
