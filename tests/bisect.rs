@@ -116,7 +116,7 @@ fn an_epsilon_that_is_lost_is_found() {
     let bundle = with_program(&naive, room.path(), LAST, |function| {
         let nothing = insert_constant(function, 0, Constant::fp16(0.0));
         let at = position(function, "layers_5_mlp_norm_rsqrt");
-        function.block.ops[at].inputs.insert("epsilon".into(), vec![nothing]);
+        function.block.ops[at].inputs.insert("epsilon".into(), [nothing].into());
     });
     let found = bisect(&bundle, "numerics", &[]);
     assert_eq!(names(&found), ["layers_5_mlp_norm_rsqrt"], "{found:#}");

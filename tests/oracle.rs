@@ -354,8 +354,8 @@ fn fill(function: &mut Function) {
     }
     fn fill_block(block: &mut Block) {
         for op in &mut block.ops {
-            op.attributes.values_mut().for_each(zeros);
-            for binding in op.inputs.values_mut().flatten() {
+            op.attributes.iter_mut().for_each(|(_, constant)| zeros(constant));
+            for binding in op.bindings_mut() {
                 if let Binding::Constant(constant) = binding {
                     zeros(constant);
                 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use anec::base::{Fault, Result};
 use anec::mil::Data;
 use anec::mil::{
-    Binding, Constant, Content, DataType, Dim, FunctionBuilder, Opset, Program, SymbolRange, TensorType, ValueType,
+    Constant, Content, DataType, Dim, FunctionBuilder, Opset, Program, SymbolRange, TensorType, ValueType,
 };
 use anec::package::blob::WeightPlan;
 use anec::package::{self, Package, PackageError, PackageMetadata, WriteOptions};
@@ -133,11 +133,7 @@ fn coremltools_packages_are_written_again_as_coremltools_would() {
 }
 
 fn constants(op: &anec::mil::Op) -> Vec<(TensorType, Arc<[u8]>)> {
-    let bound = op.inputs.values().flatten().filter_map(|b| match b {
-        Binding::Constant(constant) => Some(constant),
-        Binding::Value(_) => None,
-    });
-    op.attributes.values().chain(bound).map(|c| (c.ty.clone(), c.bytes().unwrap())).collect()
+    op.constants().map(|(_, constant)| (constant.ty.clone(), constant.bytes().unwrap())).collect()
 }
 
 #[test]
@@ -644,7 +640,7 @@ fn large_constants_of_a_package_are_not_copied() {
     package::write(&Program::single(b.finish().unwrap()), &path, &WriteOptions::default()).unwrap();
     let package = package::open(&path).unwrap();
     let mut ops = package.program.functions[0].ops();
-    let value = &ops.find(|op| op.name == "w").unwrap().attributes["val"];
+    let value = ops.find(|op| op.name == "w").unwrap().attributes.get("val").unwrap();
     assert!(matches!(value.data, Data::Content(_)));
     assert_eq!(*value.bytes().unwrap(), *bytes);
 }

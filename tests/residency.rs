@@ -14,7 +14,7 @@ use anec::coreml::plan::{
 };
 use anec::coreml::project;
 use anec::mil::verify::verify;
-use anec::mil::{Binding, Op, Program, SymbolRange, TensorType, ValueId};
+use anec::mil::{Op, Program, SymbolRange, TensorType, ValueId};
 use anec::package::{self, WriteOptions};
 use folder::{json, repository, run};
 
@@ -39,11 +39,7 @@ type Constants = Vec<(TensorType, Arc<[u8]>)>;
 
 /// Identity of an op: operator and name, inputs and outputs, and constants.
 fn parts(op: &Op) -> (&str, &str, Vec<ValueId>, &[ValueId], Constants) {
-    let bound = op.inputs.values().flatten().filter_map(|binding| match binding {
-        Binding::Constant(constant) => Some(constant),
-        Binding::Value(_) => None,
-    });
-    let constants = op.attributes.values().chain(bound).map(|c| (c.ty.clone(), c.bytes().unwrap())).collect();
+    let constants = op.constants().map(|(_, one)| (one.ty.clone(), one.bytes().unwrap())).collect();
     (&op.operator, &op.name, op.operands().collect(), &op.outputs, constants)
 }
 

@@ -233,7 +233,7 @@ fn see_what_the_last_token_sees(function: &mut Function) {
     let inputs = [("x", Binding::Value(mask)), ("axes", axes), ("keep_dims", keep)];
     let open = insert(function, at + 2, "reduce_max", &inputs, ty);
     for op in function.block.ops.iter_mut().filter(|op| op.operator == "add" && op.name.starts_with("layers_3_")) {
-        for binding in op.inputs.values_mut().flatten().filter(|binding| **binding == Binding::Value(mask)) {
+        for binding in op.bindings_mut().filter(|binding| **binding == Binding::Value(mask)) {
             *binding = Binding::Value(open);
         }
     }
@@ -252,7 +252,7 @@ fn add_island_of_fp32(function: &mut Function) {
     let d = insert(function, at + 4, "add", &[("x", Binding::Value(a)), ("y", Binding::Value(c))], wide);
     let fp16 = insert_constant(function, at + 5, Constant::string("fp16"));
     let e = insert(function, at + 6, "cast", &[("x", Binding::Value(d)), ("dtype", fp16)], half);
-    function.block.ops[at + 7].inputs.insert("x".into(), vec![Binding::Value(e)]);
+    function.block.ops[at + 7].inputs.insert("x".into(), [Binding::Value(e)].into());
 }
 
 /// Defects in the emitted graph, with digests renewed.
@@ -268,14 +268,14 @@ fn graphs_that_compute_something_else_are_caught() {
         let residual = value(function, "layers_4_add");
         for name in ["layers_4_mlp_gate_proj", "layers_4_mlp_up_proj"] {
             let at = position(function, name);
-            function.block.ops[at].inputs.insert("x".into(), vec![Binding::Value(residual)]);
+            function.block.ops[at].inputs.insert("x".into(), [Binding::Value(residual)].into());
         }
     });
     with("the norm of layer 4 before the residual connection instead of after it", LAST, &|function| {
         let residual = value(function, "layers_4_add");
         let before = value(function, "layers_4_attn_o_proj");
         for op in function.block.ops.iter_mut().filter(|op| op.name.starts_with("layers_4_mlp_norm")) {
-            for binding in op.inputs.values_mut().flatten().filter(|binding| **binding == Binding::Value(residual)) {
+            for binding in op.bindings_mut().filter(|binding| **binding == Binding::Value(residual)) {
                 *binding = Binding::Value(before);
             }
         }
@@ -320,7 +320,7 @@ fn graphs_that_compute_something_else_are_caught() {
         let infinite = insert_constant(function, at, Constant::fp16(f32::NEG_INFINITY));
         let ty = function.tensor_type(mask).unwrap().clone();
         let lower = insert(function, at + 1, "maximum", &[("x", Binding::Value(mask)), ("y", infinite)], ty);
-        for binding in function.block.ops[at + 2].inputs.values_mut().flatten() {
+        for binding in function.block.ops[at + 2].bindings_mut() {
             if *binding == Binding::Value(mask) {
                 *binding = Binding::Value(lower);
             }
@@ -531,7 +531,7 @@ fn a_state_written_one_slot_late_is_caught() {
             let one = insert_constant(function, 0, Constant::int32s(&[0, 0, 1, 0]));
             let late = insert(function, 1, "add", &[("x", Binding::Value(place)), ("y", one)], ty);
             for op in function.block.ops.iter_mut().skip(2) {
-                for binding in op.inputs.values_mut().flatten().filter(|binding| **binding == Binding::Value(place)) {
+                for binding in op.bindings_mut().filter(|binding| **binding == Binding::Value(place)) {
                     *binding = Binding::Value(late);
                 }
             }
@@ -557,7 +557,7 @@ fn an_epsilon_that_fp16_loses_is_caught() {
     let broken = with_program(Path::new(&naive), room.path(), "layers_0_3.mlpackage", |function| {
         let nothing = insert_constant(function, 0, Constant::fp16(0.0));
         for op in function.block.ops.iter_mut().filter(|op| op.operator == "rsqrt") {
-            op.inputs.insert("epsilon".into(), vec![nothing.clone()]);
+            op.inputs.insert("epsilon".into(), [nothing.clone()].into());
         }
     });
     let (code, report) = validate(broken.to_str().unwrap(), &["--numerics", "--max-tokens", "16"]);

@@ -54,7 +54,7 @@ impl<'a> Compiler<'a> {
                     continue;
                 }
                 _ => {
-                    let operators = vec![op.operator.clone()];
+                    let operators = vec![op.operator.to_string()];
                     return Err(ExecError::Unsupported { function: self.function.name.clone(), operators });
                 }
             };
@@ -73,7 +73,7 @@ impl<'a> Compiler<'a> {
             let kernel = resolve(&mut resolver).map_err(|problem| ExecError::Op {
                 function: self.function.name.clone(),
                 op: op.name.clone(),
-                operator: op.operator.clone(),
+                operator: op.operator.to_string(),
                 problem,
             })?;
             let operands = resolver.into_operands();
@@ -211,7 +211,7 @@ impl<'a> Compiler<'a> {
             let part = match (self.function.constant(binding), binding) {
                 (Some(constant), _) => FoldArgument::Stored(constant.clone()),
                 (None, Binding::Value(inner)) => FoldArgument::Folded(self.constant(*inner)?),
-                (None, Binding::Constant(constant)) => FoldArgument::Stored(constant.clone()),
+                (None, Binding::Constant(constant)) => FoldArgument::Stored((**constant).clone()),
             };
             parts.insert(parameter, part);
         }

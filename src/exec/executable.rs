@@ -207,7 +207,7 @@ impl Executable {
         let operators: BTreeSet<String> = function
             .ops()
             .filter(|op| !op.is_const() && ops::lookup(&op.operator).is_none())
-            .map(|op| op.operator.clone())
+            .map(|op| op.operator.to_string())
             .collect();
         if !operators.is_empty() {
             let operators = operators.into_iter().collect();

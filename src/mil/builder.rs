@@ -8,11 +8,12 @@ use std::collections::BTreeMap;
 
 // its hash takes a third of the time of the standard library's
 use hashbrown::HashSet;
+use smallvec::{SmallVec, smallvec};
 
 use super::catalogue::{self, Arguments};
 use super::constant::Constant;
 use super::error::MilError;
-use super::ir::{Argument, Binding, Block, Function, Op, SymbolRange, Value, ValueId};
+use super::ir::{Argument, Binding, Block, Function, Op, ParameterMap, SymbolRange, Value, ValueId};
 use super::types::{DataType, Opset, Symbol, TensorType, ValueType};
 
 /// A builder of one function.
@@ -108,12 +109,14 @@ impl FunctionBuilder {
         }
         let ty = ValueType::Tensor(constant.ty.clone());
         let id = self.define(name.clone(), ty, Some(constant.clone()));
+        let mut attributes = ParameterMap::with_capacity(1);
+        attributes.insert("val".into(), constant);
         self.function.block.ops.push(Op {
             operator: "const".into(),
             name,
-            inputs: BTreeMap::new(),
-            attributes: BTreeMap::from([("val".to_owned(), constant)]),
-            outputs: vec![id],
+            inputs: ParameterMap::new(),
+            attributes,
+            outputs: smallvec![id],
             blocks: Vec::new(),
         });
         id
@@ -143,14 +146,14 @@ impl FunctionBuilder {
         operator: &str,
         name: &str,
         inputs: impl IntoIterator<Item = (&'static str, A)>,
-    ) -> Vec<ValueId> {
+    ) -> SmallVec<[ValueId; 2]> {
         // generic code is compiled for each caller, so it is kept small
         self.add_op(operator, name, inputs.into_iter().map(|(parameter, input)| (parameter, input.into())).collect())
     }
 
-    fn add_op(&mut self, operator: &str, name: &str, given: Vec<(&'static str, OpInput)>) -> Vec<ValueId> {
+    fn add_op(&mut self, operator: &str, name: &str, given: Vec<(&'static str, OpInput)>) -> SmallVec<[ValueId; 2]> {
         let name = self.unique(name);
-        let mut arguments: BTreeMap<String, Argument> = BTreeMap::new();
+        let mut arguments: ParameterMap<Argument> = ParameterMap::with_capacity(given.len());
         let mut float = DataType::Fp16;
         for (_, argument) in &given {
             if let OpInput::Value(id) = argument
@@ -165,18 +168,18 @@ impl FunctionBuilder {
         let inline = operator.starts_with("constexpr_");
         for (parameter, argument) in given {
             let argument = match argument {
-                OpInput::Value(id) => vec![Binding::Value(id)],
+                OpInput::Value(id) => smallvec![Binding::Value(id)],
                 OpInput::Values(ids) => ids.into_iter().map(Binding::Value).collect(),
-                OpInput::Constant(c) if inline => vec![Binding::Constant(c)],
-                OpInput::Constant(c) => vec![Binding::Value(self.parameter(&name, parameter, c))],
+                OpInput::Constant(c) if inline => smallvec![Binding::Constant(Box::new(c))],
+                OpInput::Constant(c) => smallvec![Binding::Value(self.parameter(&name, parameter, c))],
                 OpInput::Absent => continue,
             };
-            arguments.insert(parameter.to_owned(), argument);
+            arguments.insert(parameter.into(), argument);
         }
         let Some(spec) = catalogue::lookup(operator, self.function.opset) else {
             let opset = self.function.opset.name();
             self.fail(&name, operator, format!("the catalogue doesn't know this operator in {opset}"));
-            return vec![self.define(name, TensorType::scalar(float).into(), None)];
+            return smallvec![self.define(name, TensorType::scalar(float).into(), None)];
         };
         let rank = arguments.get("x").and_then(|x| self.function.binding_type(x.first()?)).map_or(0, TensorType::rank);
         for parameter in &spec.parameters {
@@ -184,18 +187,18 @@ impl FunctionBuilder {
                 && !arguments.contains_key(parameter.name)
             {
                 let id = self.parameter(&name, parameter.name, default.constant(float, rank));
-                arguments.insert(parameter.name.to_owned(), vec![Binding::Value(id)]);
+                arguments.insert(parameter.name.into(), smallvec![Binding::Value(id)]);
             }
         }
         if let Some(unknown) = arguments.keys().find(|given| spec.parameter(given).is_none()) {
             let problem = format!("there is no parameter `{unknown}`");
             self.fail(&name, operator, problem);
         }
-        let mut attributes = BTreeMap::new();
+        let mut attributes = ParameterMap::new();
         if inline && spec.since < Opset::CoreMl8 {
             for (parameter, argument) in std::mem::take(&mut arguments) {
-                match <[Binding; 1]>::try_from(argument) {
-                    Ok([Binding::Constant(constant)]) => _ = attributes.insert(parameter, constant),
+                match argument.into_inner() {
+                    Ok([Binding::Constant(constant)]) => _ = attributes.insert(parameter, *constant),
                     _ => self.fail(&name, operator, format!("`{parameter}` must be a constant")),
                 }
             }
@@ -209,7 +212,7 @@ impl FunctionBuilder {
             }
         };
         let several = types.len() > 1;
-        let outputs: Vec<ValueId> = types
+        let outputs: SmallVec<[ValueId; 2]> = types
             .into_iter()
             .enumerate()
             .map(|(i, ty)| {
@@ -222,7 +225,7 @@ impl FunctionBuilder {
             self.names.insert(name.clone());
         }
         self.function.block.ops.push(Op {
-            operator: operator.to_owned(),
+            operator: operator.into(),
             name,
             inputs: arguments,
             attributes,

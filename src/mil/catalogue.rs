@@ -11,8 +11,10 @@
 
 mod arguments;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
+
+use hashbrown::HashMap;
 
 use super::constant::Constant;
 use super::ops::{self, element_types};

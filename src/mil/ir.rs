@@ -5,6 +5,10 @@
 
 use std::collections::BTreeMap;
 
+use compact_str::CompactString;
+use litemap::LiteMap;
+use smallvec::SmallVec;
+
 use super::constant::Constant;
 use super::types::{Dim, Opset, Symbol, TensorType, ValueType};
 
@@ -29,25 +33,31 @@ pub enum Binding {
     /// The result of an earlier op, or an input.
     Value(ValueId),
     /// A constant in the op itself (constexpr ops from CoreML8).
-    Constant(Constant),
+    Constant(Box<Constant>),
 }
 
 /// Bindings of a parameter: one, or several for parameters that take a list (`values` of `concat`).
-pub type Argument = Vec<Binding>;
+pub type Argument = SmallVec<[Binding; 1]>;
+
+/// Name of an operator or of a parameter. Those of the catalogue are short enough to need no allocation.
+pub type Keyword = CompactString;
+
+/// Arguments or attributes by parameter name. Ops have few, for which a sorted list is the smallest map.
+pub type ParameterMap<T> = LiteMap<Keyword, T>;
 
 /// One operation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Op {
     /// Operator as in the package: `conv`, `read_state`, …
-    pub operator: String,
+    pub operator: Keyword,
     /// Name (attribute `name`); usually that of the first output.
     pub name: String,
     /// Arguments by parameter name.
-    pub inputs: BTreeMap<String, Argument>,
+    pub inputs: ParameterMap<Argument>,
     /// Attributes other than `name`: `val` of `const`, the parameters of constexpr ops up to CoreML7.
-    pub attributes: BTreeMap<String, Constant>,
+    pub attributes: ParameterMap<Constant>,
     /// Results.
-    pub outputs: Vec<ValueId>,
+    pub outputs: SmallVec<[ValueId; 2]>,
     /// Nested blocks (`cond`, `while_loop`).
     pub blocks: Vec<Block>,
 }
@@ -81,7 +91,7 @@ impl Op {
 
     /// Returns the single binding of a parameter.
     pub fn input(&self, parameter: &str) -> Option<&Binding> {
-        match self.inputs.get(parameter).map(Vec::as_slice) {
+        match self.inputs.get(parameter).map(SmallVec::as_slice) {
             Some([one]) => Some(one),
             _ => None,
         }
@@ -93,6 +103,21 @@ impl Op {
             Binding::Value(id) => Some(*id),
             Binding::Constant(_) => None,
         })
+    }
+
+    /// Constants in the op itself, with their attributes or parameters.
+    pub fn constants(&self) -> impl Iterator<Item = (&str, &Constant)> {
+        let bound = self.inputs.iter().flat_map(|(name, argument)| argument.iter().map(move |one| (name, one)));
+        let in_place = bound.filter_map(|(name, binding)| match binding {
+            Binding::Constant(constant) => Some((name, &**constant)),
+            Binding::Value(_) => None,
+        });
+        self.attributes.iter().chain(in_place).map(|(name, constant)| (name.as_str(), constant))
+    }
+
+    /// Bindings of all parameters, in their order.
+    pub fn bindings_mut(&mut self) -> impl Iterator<Item = &mut Binding> {
+        self.inputs.iter_mut().flat_map(|(_, argument)| argument)
     }
 
     /// Returns whether this is a `const` op.

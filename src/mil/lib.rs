@@ -51,6 +51,8 @@ pub mod verify;
 pub use builder::{FunctionBuilder, OpInput};
 pub use constant::{Constant, Content, Data};
 pub use error::MilError;
-pub use ir::{Argument, Binding, Block, Function, Op, OpKind, Program, SymbolRange, Value, ValueId};
+pub use ir::{
+    Argument, Binding, Block, Function, Keyword, Op, OpKind, ParameterMap, Program, SymbolRange, Value, ValueId,
+};
 pub use types::{DataType, Dim, Opset, Symbol, TensorType, ValueType};
 pub use uses::Uses;

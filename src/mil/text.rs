@@ -17,7 +17,7 @@ use std::fmt::{self, Display, Formatter};
 
 use super::catalogue;
 use super::constant::{Constant, Data};
-use super::ir::{Argument, Binding, Block, Function, Op, Program, SymbolRange, ValueId};
+use super::ir::{Argument, Binding, Block, Function, Keyword, Op, Program, SymbolRange, ValueId};
 use super::names::Name;
 use super::types::{Opset, ValueType};
 
@@ -159,9 +159,9 @@ fn variadic(op: &Op, opset: Opset, parameter: &str) -> bool {
 
 /// Sorts entries: first those of the order, then the others by name.
 fn in_order<'a, T>(
-    entries: impl Iterator<Item = (&'a String, &'a T)>,
+    entries: impl Iterator<Item = (&'a Keyword, &'a T)>,
     order: &[&'static str],
-) -> Vec<(&'a String, &'a T)> {
+) -> Vec<(&'a Keyword, &'a T)> {
     let mut entries: Vec<_> = entries.collect();
     entries.sort_by_key(|(name, _)| order.iter().position(|known| known == name).unwrap_or(usize::MAX));
     entries

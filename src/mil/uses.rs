@@ -1,6 +1,6 @@
 //! Def-use chains: producer and readers of each value.
 
-use std::collections::HashSet;
+use hashbrown::HashSet;
 
 use super::ir::{Block, Function, Op, ValueId};
 
@@ -77,7 +77,7 @@ fn collect_outputs(block: &Block, outputs: &mut HashSet<ValueId>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Argument, Binding, DataType, FunctionBuilder, Opset, TensorType};
+    use crate::{Argument, Binding, DataType, FunctionBuilder, Opset, ParameterMap, TensorType};
 
     #[test]
     fn producers_and_users_are_found_in_nested_blocks_too() {
@@ -93,8 +93,8 @@ mod tests {
         let outer = Op {
             operator: "cond".into(),
             name: "choice".into(),
-            inputs: [("pred".to_owned(), Argument::from([Binding::Value(x)]))].into(),
-            outputs: Vec::new(),
+            inputs: ParameterMap::from_iter([("pred".into(), Argument::from([Binding::Value(x)]))]),
+            outputs: Default::default(),
             blocks: vec![Block { inputs: Vec::new(), ops: vec![root], outputs: vec![inner] }],
             ..function.block.ops[0].clone()
         };

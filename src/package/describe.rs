@@ -76,7 +76,7 @@ fn inventory(function: &Function) -> FunctionInventory {
     let typed = |value: &Value| format!("{}: {}", value.name, value.ty);
     let mut ops = BTreeMap::new();
     for op in function.ops() {
-        *ops.entry(op.operator.clone()).or_default() += 1;
+        *ops.entry(op.operator.to_string()).or_default() += 1;
     }
     let lengths = function.lengths.iter().map(|(symbol, lengths)| {
         let text = match lengths {

@@ -13,7 +13,7 @@ use super::files::{PartialFolder, check_space};
 use super::manifest::{Manifest, PackageMetadata};
 use super::{DATA, MODEL, PackageError, WEIGHT_FILE, WEIGHTS};
 use anec_base::{ContentDigest, Result};
-use anec_mil::{Binding, Block, Data, Opset, Program, codec};
+use anec_mil::{Block, Data, Opset, Program, codec};
 
 /// Minimum size of a package beside its large constants, in bytes.
 const SLACK: u64 = 1 << 16;
@@ -181,11 +181,7 @@ fn description(program: &Program, metadata: &PackageMetadata) -> Result<ModelDes
 fn contents(program: &Program) -> Preparation {
     fn of_block(block: &Block, out: &mut Preparation) {
         for op in &block.ops {
-            let bound = op.inputs.values().flatten().filter_map(|binding| match binding {
-                Binding::Constant(constant) => Some(constant),
-                Binding::Value(_) => None,
-            });
-            for constant in bound.chain(op.attributes.values()) {
+            for (_, constant) in op.constants() {
                 if let Data::Content(content) = &constant.data {
                     out.add(content, &op.name);
                 }

@@ -120,7 +120,7 @@ fn minimal(
 ) -> MinimalRepro {
     let ops = kept.iter().map(|at| &function.block.ops[*at]).map(|op| FailingOp {
         name: op.name.clone(),
-        operator: op.operator.clone(),
+        operator: op.operator.to_string(),
         layer: layer_of(&op.name),
     });
     MinimalRepro { ops_before, ops: ops.collect(), findings, tries, piece }

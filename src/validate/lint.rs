@@ -147,14 +147,7 @@ struct Lint<'a> {
 impl<'a> Lint<'a> {
     /// All constants of an op, with names.
     fn constants_of(&self, op: &'a Op) -> impl Iterator<Item = (String, &'a Constant)> + use<'a> {
-        let attributes = op.attributes.iter();
-        let inline = op.inputs.iter().flat_map(|(name, bindings)| {
-            bindings.iter().filter_map(move |binding| match binding {
-                Binding::Constant(constant) => Some((name, constant)),
-                Binding::Value(_) => None,
-            })
-        });
-        attributes.chain(inline).map(|(name, constant)| match name.as_str() {
+        op.constants().map(|(name, constant)| match name {
             "val" => (format!("`{}`", op.name), constant),
             name => (format!("`{name}` of `{}`", op.name), constant),
         })

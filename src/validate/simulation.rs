@@ -115,7 +115,7 @@ pub fn first_deviation(
             places.entry(entry.package.clone()).or_default().insert(function.name.clone(), of);
             for op in &function.block.ops {
                 let names = op.outputs.iter().map(|id| function.value(*id).name.clone());
-                operators.extend(names.map(|name| ((entry.package.clone(), name), op.operator.clone())));
+                operators.extend(names.map(|name| ((entry.package.clone(), name), op.operator.to_string())));
             }
         }
     }

@@ -76,12 +76,12 @@ pub fn insert(
     let id = ValueId(function.values.len() as u32);
     let name = format!("seeded_{}", function.values.len());
     function.values.push(Value { name: name.clone(), ty: ValueType::Tensor(ty), constant: None });
-    let inputs = inputs.iter().map(|(name, binding)| ((*name).to_owned(), vec![binding.clone()])).collect();
+    let inputs = inputs.iter().map(|(name, binding)| ((*name).into(), [binding.clone()].into())).collect();
     let (attributes, blocks) = Default::default();
-    function
-        .block
-        .ops
-        .insert(at, Op { operator: operator.into(), name, inputs, attributes, outputs: vec![id], blocks });
+    function.block.ops.insert(
+        at,
+        Op { operator: operator.into(), name, inputs, attributes, outputs: [id].into_iter().collect(), blocks },
+    );
     id
 }
 
@@ -101,9 +101,10 @@ pub fn replace_constant(function: &mut Function, op: &str, parameter: &str, chan
         change(&mut bytes);
         Constant::literal(constant.ty.clone(), bytes)
     };
-    match function.block.ops[at].inputs[parameter][0].clone() {
+    match function.block.ops[at].input(parameter).unwrap().clone() {
         Binding::Constant(constant) => {
-            function.block.ops[at].inputs.insert(parameter.into(), vec![Binding::Constant(edited(&constant))]);
+            let edited = Binding::Constant(Box::new(edited(&constant)));
+            function.block.ops[at].inputs.insert(parameter.into(), [edited].into());
         }
         Binding::Value(id) => {
             let constant = edited(function.value(id).constant.as_ref().unwrap());

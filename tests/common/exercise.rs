@@ -9,7 +9,7 @@ use anec::manifest::Manifest;
 use anec::mil::codec;
 use anec::mil::text::parse;
 use anec::mil::verify::{infer_types, verify};
-use anec::mil::{Binding, Constant, Program};
+use anec::mil::{Constant, Program};
 use anec::package::{self, blob::WeightPlan};
 use anec::runtime::chat::{Chat, ChatTemplate, Message};
 use anec::runtime::{Detokenizer, Tokenizer};
@@ -215,11 +215,7 @@ pub fn program(program: &Program) {
             let _ = infer_types(&fixed);
         }
         function.ops().for_each(|op| {
-            let bound = op.inputs.values().flatten().filter_map(|binding| match binding {
-                Binding::Constant(constant) => Some(constant),
-                Binding::Value(_) => None,
-            });
-            op.attributes.values().chain(bound).for_each(constant);
+            op.constants().for_each(|(_, one)| constant(one));
         });
     }
     let _ = codec::encode(program, &mut WeightPlan::new());

@@ -37,8 +37,8 @@ fn without_long_data(program: &Program) -> Program {
     }
     fn shorten_block(block: &mut Block) {
         for op in &mut block.ops {
-            op.attributes.values_mut().for_each(shorten);
-            for binding in op.inputs.values_mut().flatten() {
+            op.attributes.iter_mut().for_each(|(_, constant)| shorten(constant));
+            for binding in op.bindings_mut() {
                 if let Binding::Constant(constant) = binding {
                     shorten(constant);
                 }

@@ -46,7 +46,7 @@ fn operand(function: &Function, operator: &str, parameter: &str) -> ValueId {
 }
 
 fn bind(function: &mut Function, operator: &str, parameter: &str, id: ValueId) {
-    op(function, operator).inputs.insert(parameter.into(), vec![Binding::Value(id)]);
+    op(function, operator).inputs.insert(parameter.into(), [Binding::Value(id)].into());
 }
 
 fn input(function: &Function, name: &str) -> ValueId {
@@ -92,7 +92,7 @@ const BREAKS: &[Break] = &[
     ),
     (
         "an op that gives an input",
-        |f| op(f, "rsqrt").outputs = vec![input(f, "hidden")],
+        |f| op(f, "rsqrt").outputs = [input(f, "hidden")].into_iter().collect(),
         "layers_0_attn_norm_rsqrt",
         "`hidden` is defined a second time",
     ),
@@ -107,7 +107,7 @@ const BREAKS: &[Break] = &[
         |f| {
             let at = first(f, "rsqrt");
             let inner = f.block.ops.remove(at);
-            let block = Block { inputs: vec![], outputs: inner.outputs.clone(), ops: vec![inner] };
+            let block = Block { inputs: vec![], outputs: inner.outputs.to_vec(), ops: vec![inner] };
             f.block.ops[at].blocks = vec![block];
         },
         "layers_0_attn_norm_mul_2",
@@ -118,7 +118,7 @@ const BREAKS: &[Break] = &[
         |f| {
             let at = first(f, "rsqrt");
             let inner = f.block.ops.remove(at);
-            let block = Block { inputs: vec![], outputs: inner.outputs.clone(), ops: vec![inner] };
+            let block = Block { inputs: vec![], outputs: inner.outputs.to_vec(), ops: vec![inner] };
             f.block.ops[at - 1].blocks = vec![block];
         },
         "layers_0_attn_norm_mul_2",
@@ -183,7 +183,7 @@ const BREAKS: &[Break] = &[
         |f| {
             let id = operand(f, "rsqrt", "epsilon");
             let short = Constant::literal(TensorType::scalar(DataType::Fp16), [1u8]);
-            let op = f.block.ops.iter_mut().find(|op| op.outputs == [id]).unwrap();
+            let op = f.block.ops.iter_mut().find(|op| op.outputs[..] == [id]).unwrap();
             op.attributes.insert("val".into(), short.clone());
             f.values[id.0 as usize].constant = Some(short);
         },
@@ -229,7 +229,7 @@ const BREAKS: &[Break] = &[
         |f| {
             let scale = op(f, "constexpr_blockwise_shift_scale").inputs.get_mut("scale").unwrap();
             let Binding::Constant(scale) = &mut scale[0] else { panic!() };
-            *scale = Constant::fp16_tensor(&[7, 1, 1, 1], &[0.5; 7]);
+            **scale = Constant::fp16_tensor(&[7, 1, 1, 1], &[0.5; 7]);
         },
         "layers_0_attn_q_proj_weight",
         "`scale` has shape [7, 1, 1, 1], which doesn't divide [192, 256, 1, 1]",
@@ -263,7 +263,7 @@ const BREAKS: &[Break] = &[
         "two values where one must be",
         |f| {
             let x = Binding::Value(input(f, "hidden"));
-            op(f, "silu").inputs.insert("x".into(), vec![x.clone(), x]);
+            op(f, "silu").inputs.insert("x".into(), vec![x.clone(), x].into());
         },
         "layers_0_mlp_silu",
         "parameter `x` has 2 values; expected one",
@@ -321,7 +321,7 @@ const BREAKS: &[Break] = &[
                 if op.operator == "read_state" {
                     let again = op.outputs[0];
                     let later = |op: &mut Op| {
-                        for binding in op.inputs.values_mut().flatten().filter(|b| **b == Binding::Value(again)) {
+                        for binding in op.bindings_mut().filter(|b| **b == Binding::Value(again)) {
                             *binding = Binding::Value(read);
                         }
                     };

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::FunctionBuilder;
-use crate::ir::{Argument, Binding, Block, Function, Op, ValueId};
+use crate::ir::{Argument, Binding, Block, Function, Op, ParameterMap, ValueId};
 
 impl FunctionBuilder {
     /// Adds the ops of `callee` with the given values for its inputs and states, by name. Returns its outputs with the
@@ -48,7 +48,7 @@ impl FunctionBuilder {
 
     /// Copies an op of `callee` with values of this function.
     fn copied(&mut self, callee: &Function, op: &Op, known: &mut BTreeMap<ValueId, ValueId>) -> Op {
-        let inputs: BTreeMap<String, Argument> = op
+        let inputs: ParameterMap<Argument> = op
             .inputs
             .iter()
             .map(|(parameter, argument)| {
@@ -61,7 +61,7 @@ impl FunctionBuilder {
             .collect();
         let blocks = op.blocks.iter().map(|block| self.copied_block(callee, block, known)).collect();
         let name = self.unique(&op.name);
-        let outputs: Vec<ValueId> = op.outputs.iter().map(|id| self.defined(callee, *id, known)).collect();
+        let outputs = op.outputs.iter().map(|id| self.defined(callee, *id, known)).collect();
         Op { operator: op.operator.clone(), name, inputs, attributes: op.attributes.clone(), outputs, blocks }
     }
 

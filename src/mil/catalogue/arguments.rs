@@ -1,9 +1,7 @@
 //! Arguments of an op for type inference.
 
-use std::collections::BTreeMap;
-
 use crate::constant::Constant;
-use crate::ir::{Argument, Binding, Block, Function, Op};
+use crate::ir::{Argument, Binding, Block, Function, Op, ParameterMap};
 use crate::types::{TensorType, ValueType};
 
 /// Arguments of an op.
@@ -11,9 +9,9 @@ pub struct Arguments<'a> {
     /// Function under construction.
     pub function: &'a Function,
     /// Arguments by parameter.
-    pub inputs: &'a BTreeMap<String, Argument>,
+    pub inputs: &'a ParameterMap<Argument>,
     /// Attributes (`const`, older constexpr forms).
-    pub attributes: &'a BTreeMap<String, Constant>,
+    pub attributes: &'a ParameterMap<Constant>,
     /// Nested blocks.
     pub blocks: &'a [Block],
 }
@@ -40,7 +38,7 @@ impl<'a> Arguments<'a> {
     /// # Errors
     /// Returns a sentence naming the parameter if it isn't one tensor.
     pub fn optional_tensor(&self, parameter: &str) -> Result<Option<&'a TensorType>, String> {
-        let binding = match self.inputs.get(parameter).map(Vec::as_slice) {
+        let binding = match self.inputs.get(parameter).map(Argument::as_slice) {
             Some([one]) => one,
             Some(several) => return Err(format!("parameter `{parameter}` takes one value, not {}", several.len())),
             None => return Ok(self.attributes.get(parameter).map(|c| &c.ty)),
@@ -82,7 +80,7 @@ impl<'a> Arguments<'a> {
 
     /// Constant argument of a parameter, if it is one.
     pub fn constant(&self, parameter: &str) -> Option<&'a Constant> {
-        match self.inputs.get(parameter).map(Vec::as_slice) {
+        match self.inputs.get(parameter).map(Argument::as_slice) {
             Some([one]) => self.function.constant(one),
             _ => self.attributes.get(parameter),
         }
@@ -93,7 +91,7 @@ impl<'a> Arguments<'a> {
     /// # Errors
     /// Returns a sentence naming the parameter.
     pub fn constants(&self, parameter: &str) -> Result<Vec<&'a Constant>, String> {
-        let bindings = self.inputs.get(parameter).map_or(&[][..], Vec::as_slice);
+        let bindings = self.inputs.get(parameter).map_or(&[][..], Argument::as_slice);
         let constants = bindings.iter().map(|binding| self.function.constant(binding)).collect::<Option<Vec<_>>>();
         constants.ok_or_else(|| format!("parameter `{parameter}` must be constants"))
     }

@@ -6,7 +6,7 @@ use coreml_proto::mil_spec as proto;
 
 use super::{BlobPlace, BlobSource, Dimensions, encoding, types, values};
 use crate::constant::Constant;
-use crate::ir::{Argument, Binding, Block, Function, Op, Program, SymbolRange, Value, ValueId};
+use crate::ir::{Argument, Binding, Block, Function, Op, ParameterMap, Program, SymbolRange, Value, ValueId};
 use crate::types::{Dim, Opset, Symbol, ValueType};
 use anec_base::Result;
 use anec_base::listing::list;
@@ -137,13 +137,13 @@ impl<'a> Decoder<'a> {
         let first_output = op.outputs.first().map(|o| o.name.as_str());
         let name = op.attributes.get("name").and_then(values::as_string).or(first_output).unwrap_or(&op.r#type);
         let owner = format!("function `{}`, op `{name}` ({})", self.name, op.r#type);
-        let mut inputs = BTreeMap::new();
+        let mut inputs = ParameterMap::new();
         for (parameter, argument) in &op.inputs {
-            inputs.insert(parameter.clone(), self.argument(&owner, parameter, argument)?);
+            inputs.insert(parameter.into(), self.argument(&owner, parameter, argument)?);
         }
-        let mut attributes = BTreeMap::new();
+        let mut attributes = ParameterMap::new();
         for (attribute, value) in op.attributes.iter().filter(|(attribute, _)| *attribute != "name") {
-            attributes.insert(attribute.clone(), self.constant(&owner, attribute, value)?);
+            attributes.insert(attribute.into(), self.constant(&owner, attribute, value)?);
         }
         let mut blocks = Vec::with_capacity(op.blocks.len());
         for block in &op.blocks {
@@ -163,7 +163,14 @@ impl<'a> Decoder<'a> {
             }
             declared.constant = Some(value.clone());
         }
-        Ok(Op { operator: op.r#type.clone(), name: name.to_owned(), inputs, attributes, outputs, blocks })
+        Ok(Op {
+            operator: op.r#type.as_str().into(),
+            name: name.to_owned(),
+            inputs,
+            attributes,
+            outputs: outputs.into(),
+            blocks,
+        })
     }
 
     fn argument(&self, owner: &str, parameter: &str, argument: &proto::Argument) -> Result<Argument> {
@@ -175,7 +182,9 @@ impl<'a> Decoder<'a> {
                 Some(Bound::Name(name)) => self.find(name).map(Binding::Value).ok_or_else(|| {
                     encoding(owner, format!("`{parameter}` is `{name}`, which is not defined before it")).into()
                 }),
-                Some(Bound::Value(value)) => self.constant(owner, parameter, value).map(Binding::Constant),
+                Some(Bound::Value(value)) => {
+                    self.constant(owner, parameter, value).map(|constant| Binding::Constant(Box::new(constant)))
+                }
                 None => Err(encoding(owner, format!("`{parameter}` is bound to nothing")).into()),
             })
             .collect()

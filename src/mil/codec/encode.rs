@@ -108,14 +108,14 @@ impl<'a> Encoder<'a> {
         let inputs = op
             .inputs
             .iter()
-            .map(|(parameter, argument)| Ok((parameter.clone(), self.argument(op, parameter, argument)?)))
+            .map(|(parameter, argument)| Ok((parameter.to_string(), self.argument(op, parameter, argument)?)))
             .collect::<Result<_>>()?;
         let mut attributes = BTreeMap::from([("name".to_owned(), values::string(&op.name))]);
         for (name, constant) in &op.attributes {
             if name == "name" {
                 return Err(self.op_error(op, "attribute `name` is the op's own name, it can't be given"));
             }
-            attributes.insert(name.clone(), self.constant(op, name, constant)?);
+            attributes.insert(name.to_string(), self.constant(op, name, constant)?);
         }
         let mut blocks = Vec::with_capacity(op.blocks.len());
         for block in &op.blocks {
@@ -140,7 +140,7 @@ impl<'a> Encoder<'a> {
             }
         }
         let outputs = self.declare(&op.outputs)?;
-        Ok(proto::Operation { r#type: op.operator.clone(), inputs, outputs, blocks, attributes })
+        Ok(proto::Operation { r#type: op.operator.to_string(), inputs, outputs, blocks, attributes })
     }
 
     fn argument(&mut self, op: &Op, parameter: &str, argument: &Argument) -> Result<proto::Argument> {

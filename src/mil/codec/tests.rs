@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use coreml_proto::Message;
 use proptest::prelude::*;
+use smallvec::smallvec;
 
 use super::*;
 use crate::constant::Content;
-use crate::ir::{Binding, Block, Function, Op, Program, Value, ValueId};
+use crate::ir::{Binding, Block, Function, Op, ParameterMap, Program, Value, ValueId};
 use crate::types::{DataType, Opset, ValueType};
 
 fn message_of(bytes: &[u8]) -> coreml_proto::mil_spec::Program {
@@ -123,16 +124,16 @@ impl Maker {
         let mut op = Op {
             operator: ["add", "not_in_any_catalogue", "concat"][self.draw.below(3)].into(),
             name: format!("op{}", self.draw.below(9)),
-            inputs: BTreeMap::new(),
-            attributes: BTreeMap::new(),
-            outputs: Vec::new(),
+            inputs: ParameterMap::new(),
+            attributes: ParameterMap::new(),
+            outputs: smallvec![],
             blocks: Vec::new(),
         };
         match self.draw.below(4) {
             0 => {
                 let constant = self.draw.constant();
                 op.operator = "const".into();
-                op.outputs = vec![self.define(constant.ty.clone().into(), Some(constant.clone()))];
+                op.outputs = smallvec![self.define(constant.ty.clone().into(), Some(constant.clone()))];
                 op.attributes.insert("val".into(), constant);
                 return op;
             }
@@ -141,7 +142,7 @@ impl Maker {
                 let in_place = self.draw.constant();
                 op.attributes.insert("scale".into(), in_place);
                 let in_place = self.draw.constant();
-                op.inputs.insert("data".into(), vec![Binding::Constant(in_place)]);
+                op.inputs.insert("data".into(), smallvec![Binding::Constant(Box::new(in_place))]);
             }
             2 if depth < 3 => {
                 op.operator = "cond".into();
@@ -225,7 +226,7 @@ fn renumber(program: &Program) -> Program {
         let mut ops = Vec::new();
         for op in &old.ops {
             let mut op = op.clone();
-            for binding in op.inputs.values_mut().flatten() {
+            for binding in op.bindings_mut() {
                 if let Binding::Value(id) = binding {
                     *id = map[id];
                 }
@@ -270,7 +271,7 @@ proptest! {
 }
 
 fn one_op(op: Op, values: Vec<Value>) -> Program {
-    let outputs = op.outputs.clone();
+    let outputs = op.outputs.to_vec();
     let block = Block { inputs: vec![], ops: vec![op], outputs };
     let function = Function {
         name: "main".into(),
@@ -288,9 +289,9 @@ fn constant_op(constant: Constant, declared: ValueType, name: &str) -> Program {
     let op = Op {
         operator: "const".into(),
         name: name.into(),
-        inputs: BTreeMap::new(),
-        attributes: BTreeMap::from([("val".into(), constant)]),
-        outputs: vec![ValueId(0)],
+        inputs: ParameterMap::new(),
+        attributes: ParameterMap::from_iter([("val".into(), constant)]),
+        outputs: smallvec![ValueId(0)],
         blocks: vec![],
     };
     one_op(op, vec![value])
@@ -343,9 +344,9 @@ fn an_unknown_input_dimension_is_a_symbol_of_its_own() {
     let op = Op {
         operator: "relu".into(),
         name: "y".into(),
-        inputs: BTreeMap::from([("x".into(), vec![Binding::Value(ValueId(0))])]),
-        attributes: BTreeMap::new(),
-        outputs: vec![],
+        inputs: ParameterMap::from_iter([("x".into(), smallvec![Binding::Value(ValueId(0))])]),
+        attributes: ParameterMap::new(),
+        outputs: smallvec![],
         blocks: vec![],
     };
     let mut program = one_op(op, vec![value]);

@@ -2,7 +2,7 @@
 
 use super::rules::Inferred;
 use crate::catalogue::{Arguments, Row};
-use crate::ir::Binding;
+use crate::ir::{Argument, Binding};
 use crate::types::Opset::{CoreMl5, CoreMl8};
 use crate::types::{TensorType, ValueType};
 
@@ -18,7 +18,7 @@ fn constant(a: &Arguments<'_>) -> Inferred {
 }
 
 fn state<'a>(a: &Arguments<'a>) -> Result<&'a TensorType, String> {
-    match a.inputs.get("input").map(Vec::as_slice) {
+    match a.inputs.get("input").map(Argument::as_slice) {
         Some([Binding::Value(id)]) => match &a.function.value(*id).ty {
             ValueType::State(ty) => Ok(ty),
             other => Err(format!("`input` is {other}; a state is needed")),

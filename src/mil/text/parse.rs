@@ -11,10 +11,11 @@ use std::collections::BTreeMap;
 use super::lexer::{Lexeme, TextPosition, tokens};
 use crate::constant::Constant;
 use crate::error::MilError;
-use crate::ir::{Argument, Binding, Block, Function, Op, Program, SymbolRange, ValueId};
+use crate::ir::{Argument, Binding, Block, Function, Op, ParameterMap, Program, SymbolRange, ValueId};
 use crate::types::{Opset, Symbol};
 use cursor::Parser;
 use scope::Scope;
+use smallvec::{SmallVec, smallvec};
 
 /// Maximum nesting depth of blocks and lists.
 const DEPTH: usize = 64;
@@ -136,10 +137,10 @@ impl Parser {
         }
         let operator = self.name()?;
         self.mark('(')?;
-        let inputs = unique(self.list(')', |p| Ok((p.key()?, p.argument(scope)?)))?)?;
-        let mut attributes: BTreeMap<String, Constant> = BTreeMap::new();
+        let inputs = unique(self.list(')', |p| Ok((p.key()?.into(), p.argument(scope)?)))?)?.into_iter().collect();
+        let mut attributes: ParameterMap<Constant> = ParameterMap::new();
         if self.take('[') {
-            attributes = unique(self.list(']', |p| Ok((p.key()?, p.constant()?)))?)?;
+            attributes = unique(self.list(']', |p| Ok((p.key()?.into(), p.constant()?)))?)?.into_iter().collect();
         }
         let name = match (attributes.remove("name"), definitions.first()) {
             (Some(name), _) => name.as_str().ok_or("the attribute `name` is no string")?.to_owned(),
@@ -159,26 +160,27 @@ impl Parser {
         }
         self.mark(';')?;
         // the blocks don't see the results
-        let outputs: Vec<ValueId> = definitions.into_iter().map(|(ty, name)| scope.define(name, ty)).collect();
+        let outputs: SmallVec<[ValueId; 2]> =
+            definitions.into_iter().map(|(ty, name)| scope.define(name, ty)).collect();
         if operator == "const"
             && let (Some(value), [output]) = (attributes.get("val"), outputs.as_slice())
         {
             scope.values[output.0 as usize].constant = Some(value.clone());
         }
-        Ok(Op { operator, name, inputs, attributes, outputs, blocks })
+        Ok(Op { operator: operator.into(), name, inputs, attributes, outputs, blocks })
     }
 
     fn argument(&mut self, scope: &mut Scope) -> Parsed<Argument> {
         if self.take('(') {
-            return self.list(')', |p| p.binding(scope));
+            return Ok(self.list(')', |p| p.binding(scope))?.into());
         }
-        Ok(vec![self.binding(scope)?])
+        Ok(smallvec![self.binding(scope)?])
     }
 
     fn binding(&mut self, scope: &mut Scope) -> Parsed<Binding> {
         // a type is followed by `<` or `(`, a name isn't
         match self.peek_second() {
-            Lexeme::Mark('<' | '(') => Ok(Binding::Constant(self.constant()?)),
+            Lexeme::Mark('<' | '(') => Ok(Binding::Constant(Box::new(self.constant()?))),
             _ => Ok(Binding::Value(scope.refer(self.name()?))),
         }
     }

@@ -66,7 +66,7 @@ fn infer_block(function: &mut Function, block: &Block, on_error: OnError<'_>) ->
             Err(problem) => on_error(MilError::Op {
                 function: function.name.clone(),
                 op: op.name.clone(),
-                operator: op.operator.clone(),
+                operator: op.operator.to_string(),
                 problem,
             })?,
         }

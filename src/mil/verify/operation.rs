@@ -1,6 +1,6 @@
 //! Check of ops against the catalogue: operator, arguments, results.
 
-use std::collections::HashSet;
+use hashbrown::HashSet;
 
 use super::Findings;
 use crate::catalogue::{self, Arguments, OpSpec};
@@ -25,12 +25,7 @@ struct Checker<'a, 'f> {
 
 impl Checker<'_, '_> {
     fn op(&mut self, op: &Op) {
-        let bound = op.inputs.iter().flat_map(|(parameter, argument)| argument.iter().map(move |one| (parameter, one)));
-        let in_place = bound.filter_map(|(parameter, binding)| match binding {
-            Binding::Constant(constant) => Some((parameter, constant)),
-            Binding::Value(_) => None,
-        });
-        for (parameter, constant) in op.attributes.iter().chain(in_place) {
+        for (parameter, constant) in op.constants() {
             if !constant.is_consistent() {
                 self.findings.add(&op.name, format!("the data of `{parameter}` doesn't fill its type {}", constant.ty));
             }

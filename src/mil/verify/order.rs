@@ -1,7 +1,7 @@
 //! Check of definitions and reads: values are defined once, read only after that and within their block, and not after
 //! a write to the state that they were read from.
 
-use std::collections::HashMap;
+use hashbrown::HashMap;
 
 use super::Findings;
 use crate::ir::{Binding, Block, Function, Op, ValueId};

@@ -1,6 +1,6 @@
 //! Check of inputs, outputs and states.
 
-use std::collections::HashSet;
+use hashbrown::HashSet;
 
 use super::Findings;
 use crate::ir::{Function, SymbolRange, Value};

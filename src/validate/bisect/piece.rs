@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use anec_mil::{Binding, Block, Dim, Function, Op, TensorType, Uses, Value, ValueId, ValueType};
+use anec_mil::{Argument, Binding, Block, Dim, Function, Op, TensorType, Uses, Value, ValueId, ValueType};
 
 /// Returns a function with the ops at `keep` and the constants that they read, with values renumbered. `known` is the
 /// same function with inferred types: inputs of the piece get their types from it, other values keep declared types.
@@ -131,12 +131,12 @@ impl Arena<'_> {
     }
 
     fn op(&mut self, op: &Op) -> Op {
-        let argument = |arena: &mut Self, bindings: &Vec<Binding>| {
+        let argument = |arena: &mut Self, bindings: &[Binding]| {
             let new = |binding: &Binding| match binding {
                 Binding::Value(id) => Binding::Value(arena.id(*id)),
                 constant => constant.clone(),
             };
-            bindings.iter().map(new).collect::<Vec<_>>()
+            bindings.iter().map(new).collect::<Argument>()
         };
         Op {
             operator: op.operator.clone(),

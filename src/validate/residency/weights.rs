@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use anec_mil::{Binding, Constant, Function, Op, Uses, ValueId};
+use anec_mil::{Constant, Function, Op, Uses, ValueId};
 
 /// Bytes of weights that each op reads, by the names of its results.
 #[derive(Default)]
@@ -46,14 +46,9 @@ fn read_by(function: &Function, uses: &Uses<'_>, op: &Op) -> u64 {
             _ => 0,
         })
         .sum();
-    let written_into = op.inputs.values().flatten().filter_map(|binding| match binding {
-        Binding::Constant(constant) => Some(constant),
-        Binding::Value(_) => None,
-    });
-    bytes += written_into.map(stored).sum::<u64>();
-    // older constexpr ops have their data as attributes; a const op's attribute is the constant itself
-    if op.is_constexpr() {
-        bytes += op.attributes.values().map(stored).sum::<u64>();
+    // a const op's attribute is the constant itself
+    if !op.is_const() {
+        bytes += op.constants().map(|(_, constant)| stored(constant)).sum::<u64>();
     }
     bytes
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use half::f16;
 
 use anec_base::Result;
-use anec_mil::{Binding, Constant, DataType, Function, Op, Program, ValueId};
+use anec_mil::{Constant, DataType, Function, Op, Program, ValueId};
 
 /// Problems of the scales and palettes of a program's weights.
 ///
@@ -17,8 +17,8 @@ pub(super) fn unusable(program: &Program) -> Result<Vec<String>> {
     for function in &program.functions {
         for op in function.ops().filter(|op| op.is_constexpr()) {
             // int4 reaches one further down than up: negative scales are used
-            let signed = constants(op).any(|(name, constant)| name == "data" && constant.ty.dtype == DataType::Int4);
-            for (parameter, constant) in constants(op) {
+            let signed = op.constants().any(|(name, constant)| name == "data" && constant.ty.dtype == DataType::Int4);
+            for (parameter, constant) in op.constants() {
                 let size = |scale: f32| if signed { scale.abs() } else { scale };
                 let normal = |scale: f32| scale.is_finite() && size(scale) >= f16::MIN_POSITIVE.to_f32();
                 let problem = match parameter {
@@ -61,16 +61,6 @@ fn row_scales(function: &Function) -> Vec<(&Op, &Constant)> {
         }
     }
     found
-}
-
-fn constants(op: &Op) -> impl Iterator<Item = (&str, &Constant)> {
-    let inputs = op.inputs.iter().flat_map(|(name, bindings)| {
-        bindings.iter().filter_map(move |binding| match binding {
-            Binding::Constant(constant) => Some((name.as_str(), constant)),
-            Binding::Value(_) => None,
-        })
-    });
-    op.attributes.iter().map(|(name, constant)| (name.as_str(), constant)).chain(inputs)
 }
 
 /// First number that violates the condition, and its index.
