@@ -120,6 +120,7 @@ for package in json.load(sys.stdin)["packages"]:
             r"\b((?:objc|class|sel|method|object|protocol|ivar|property|imp)_\w+)\b", code)}
         symbols |= {"_objc_" + s for s in
                     "msgSend msgSendSuper exception_throw begin_catch end_catch exception_rethrow terminate".split()}
+        symbols |= {"___objc_personality_v0", "_OBJC_EHTYPE_id"}
         tbd(f"{sdk}/usr/lib/libobjc.tbd", "/usr/lib/libobjc.A.dylib", symbols, {"NSObject"})
 ' "$sdk"
   export CARGO_TARGET_AARCH64_APPLE_DARWIN_LINKER=rust-lld
@@ -139,6 +140,7 @@ if [ $kind = link ]; then
   folder=$(cargo metadata -q --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
   export CARGO_TARGET_DIR=$folder/mac-link
 fi
+[ $# -gt 0 ] || set -- -p anec-cli -p anec # the program has no library of its own
 start=$(date +%s)
 # unoptimised: nothing is going to run
 cargo $verb --target $target \
