@@ -23,16 +23,16 @@ pub(super) fn factorize(matrix: &mut Array2<f32>) -> bool {
             return false;
         }
         // rows below the block become solutions x of x Lᵀ = row
-        let inverse = inverse(block.view());
-        let Some(transposed) = inverse.as_slice() else { return false };
-        let transposed = (transposed, MatrixLayout { row: 1, column: width });
+        let inverse = transposed_inverse(block.view());
+        let Some(inverse) = inverse.as_slice() else { return false };
+        let inverse = (inverse, MatrixLayout { row: width, column: 1 });
         let mut parts: Vec<_> = below.axis_chunks_iter_mut(Axis(0), BLOCK).collect();
         pool::for_each_mut(&mut parts, |_, rows| {
             let mut rows = rows.slice_axis_mut(Axis(1), Slice::from(..width));
             let own: Vec<f32> = rows.iter().copied().collect();
             let mut solved = vec![0f32; own.len()];
             let own = (&own[..], MatrixLayout { row: width, column: 1 });
-            product((rows.nrows(), width, width), own, transposed, &mut solved);
+            product((rows.nrows(), width, width), own, inverse, &mut solved);
             rows.iter_mut().zip(solved).for_each(|(value, solved)| *value = solved);
         });
         // their products are subtracted from the columns behind the block
@@ -78,10 +78,9 @@ fn factorize_block(mut matrix: ArrayViewMut2<'_, f32>) -> bool {
     true
 }
 
-/// Inverse of a lower triangular matrix; what is above the diagonal isn't read.
-fn inverse(lower: ArrayView2<'_, f32>) -> Array2<f32> {
+/// Transpose of the inverse of a lower triangular matrix; what is above the diagonal isn't read.
+fn transposed_inverse(lower: ArrayView2<'_, f32>) -> Array2<f32> {
     let n = lower.nrows();
-    // column by column, in the rows of the transpose
     let mut columns = Array2::<f32>::zeros((n, n));
     for (j, mut column) in columns.axis_iter_mut(Axis(0)).enumerate() {
         for i in j..n {
@@ -90,7 +89,7 @@ fn inverse(lower: ArrayView2<'_, f32>) -> Array2<f32> {
             column[i] = (f32::from(u8::from(i == j)) - sum) / lower[[i, i]];
         }
     }
-    columns.reversed_axes().as_standard_layout().into_owned()
+    columns
 }
 
 #[cfg(test)]

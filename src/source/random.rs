@@ -1,7 +1,7 @@
 //! Pseudo-random numbers that depend on a seed and a position only, so that they can be computed in any order.
 
 use anec_base::SplitMix64;
-use anec_kernels::dispatch::{Vectorize, vectorized};
+use anec_kernels::vectorized_fn;
 
 /// Sequence of normally distributed numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,31 +17,24 @@ pub struct Normal {
 impl Normal {
     /// Fills `out` with elements `first ..`.
     pub fn fill(&self, first: u64, out: &mut [f32]) {
-        vectorized(Fill { normal: *self, first, out });
+        fill(*self, first, out);
     }
 }
 
-struct Fill<'a> {
-    normal: Normal,
-    first: u64,
-    out: &'a mut [f32],
+vectorized_fn! {
+    fn fill<'a>(normal: Normal, first: u64, out: &'a mut [f32]) -> () = fill_generic
 }
 
-impl Vectorize for Fill<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        /// Standard deviation of the sum of four numbers uniform in 0 ..= 65535.
-        const UNIT: f32 = 37837.227;
-        const MIDDLE: f32 = 2.0 * 65535.0;
-        let Normal { seed, mean, standard_deviation } = self.normal;
-        let scale = standard_deviation / UNIT;
-        for (i, value) in self.out.iter_mut().enumerate() {
-            let bits = mix(seed, self.first.wrapping_add(i as u64));
-            let sum = (bits & 0xFFFF) + (bits >> 16 & 0xFFFF) + (bits >> 32 & 0xFFFF) + (bits >> 48);
-            *value = mean + scale * (sum as i32 as f32 - MIDDLE);
-        }
+#[inline(always)]
+fn fill_generic(Normal { seed, mean, standard_deviation }: Normal, first: u64, out: &mut [f32]) {
+    /// Standard deviation of the sum of four numbers uniform in 0 ..= 65535.
+    const UNIT: f32 = 37837.227;
+    const MIDDLE: f32 = 2.0 * 65535.0;
+    let scale = standard_deviation / UNIT;
+    for (i, value) in out.iter_mut().enumerate() {
+        let bits = mix(seed, first.wrapping_add(i as u64));
+        let sum = (bits & 0xFFFF) + (bits >> 16 & 0xFFFF) + (bits >> 32 & 0xFFFF) + (bits >> 48);
+        *value = mean + scale * (sum as i32 as f32 - MIDDLE);
     }
 }
 
