@@ -9,8 +9,10 @@
 //! later measurements of the same model and text read it. Codes are rounded to nearest; error feedback would lower all
 //! losses alike.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use anec_base::{Progress, Result, hexadecimal, input};
@@ -22,12 +24,13 @@ use anec_convert::plan::{ConvertPlan, PackagePlan};
 use anec_convert::report::{FormatCost, PlannedGroup};
 use anec_exec::{Executable, Precision, WeightCache};
 use anec_family::Purpose;
+use anec_kernels::distance::divergence;
 use anec_manifest::{
     Calibration, CalibrationText, Granularity, Manifest, NumberFormat, Quant, QuantOverride, QuantPlan, Role,
     WeightFormat,
 };
 use anec_quant::WeightLayout;
-use anec_runtime::{Chunking, CpuBackend, Hidden, LoadedModel, PackageStore};
+use anec_runtime::{Chunking, CpuBackend, Hidden, LoadedModel, PackageStore, TokenSession};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -272,13 +275,15 @@ fn groups(manifest: &Manifest, opened: &Opened, plan: &ConvertPlan) -> Result<Ve
 struct Measurement {
     plain: UnquantizedModel,
     manifest: Manifest,
-    model: std::sync::Arc<LoadedModel>,
+    model: Arc<LoadedModel>,
     substitute: SubstituteHandle,
     tokens: u64,
     /// Input of each layer and output of the last: per window, `[tokens, hidden_size]`.
     entering: Vec<Vec<Vec<f32>>>,
     /// Logits of each window by the unquantized model.
     reference: Vec<Vec<f32>>,
+    /// Sessions that aren't in use: as many as ran at a time.
+    idle: Mutex<Vec<Run>>,
 }
 
 impl Measurement {
@@ -304,12 +309,15 @@ impl Measurement {
             tokens,
             entering: Vec::new(),
             reference: Vec::new(),
+            idle: Mutex::default(),
         };
         for layer in 0..measurement.layers() {
-            let left = measurement.layer(layer, &hidden)?;
+            let left = hidden.iter().map(|hidden| measurement.in_session(|run| run.layer(layer, hidden)));
+            let left = left.collect::<Result<_>>()?;
             measurement.entering.push(std::mem::replace(&mut hidden, left));
         }
-        measurement.reference = measurement.head(&hidden)?;
+        let logits = hidden.iter().map(|hidden| measurement.in_session(|run| Ok(run.head(hidden)?.to_vec())));
+        measurement.reference = logits.collect::<Result<_>>()?;
         measurement.entering.push(hidden);
         Ok(measurement)
     }
@@ -318,24 +326,17 @@ impl Measurement {
         self.plain.opened.model.facts().num_layers
     }
 
-    /// Runs a layer, window by window.
-    fn layer(&self, layer: usize, hidden: &[Vec<f32>]) -> Result<Vec<Vec<f32>>> {
-        let width = self.plain.width();
-        let one = |hidden: &Vec<f32>| {
-            let mut session = self.model.start((hidden.len() / width) as u64)?;
-            if !session.stands_alone(layer) {
-                return Err(CalibrateError::Router("plan").into());
-            }
-            let mut left = session.force_layers(layer, hidden, Hidden::BetweenFunctions, &Chunking::Largest)?;
-            Ok(std::mem::take(&mut left[layer + 1]))
+    /// Calls `run` with a session that no other thread uses, and memory for logits.
+    fn in_session<T>(&self, run: impl FnOnce(&mut Run) -> Result<T>) -> Result<T> {
+        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = idle().pop();
+        let mut own = match own {
+            Some(own) => own,
+            None => Run { session: self.model.start(WINDOW as u64)?, logits: Vec::new() },
         };
-        hidden.iter().map(one).collect()
-    }
-
-    /// Returns the logits of each window.
-    fn head(&self, hidden: &[Vec<f32>]) -> Result<Vec<Vec<f32>>> {
-        let width = self.plain.width();
-        hidden.iter().map(|hidden| self.model.start((hidden.len() / width) as u64)?.force_head(hidden)).collect()
+        let result = run(&mut own)?;
+        idle().push(own);
+        Ok(result)
     }
 
     /// Returns the loss by a format of a group.
@@ -348,23 +349,25 @@ impl Measurement {
         });
         let Some(package) = package else { return Err(CalibrateError::NothingToChoose.into()) };
         self.change(package, &group.roles, format)?;
-        let logits = self.behind(first);
+        // windows at the same time: what one does on a single thread fills the others
+        let losses = (0..self.reference.len()).into_par_iter().map(|window| self.losses(first, window));
+        let losses = losses.collect::<Result<Vec<Vec<f64>>>>();
         self.substitute.clear();
-        let (logits, width) = (logits?, self.plain.bundle.model.vocab_size as usize);
-        let windows = self.reference.iter().zip(&logits);
-        let rows = windows.flat_map(|(reference, found)| reference.chunks_exact(width).zip(found.chunks_exact(width)));
-        let rows: Vec<(&[f32], &[f32])> = rows.collect();
-        let losses: Vec<f64> = rows.par_iter().map(|(reference, found)| divergence(reference, found)).collect();
-        Ok(mean_loss(&losses))
+        Ok(mean_loss(&losses?.concat()))
     }
 
-    /// Returns the logits, starting at a layer.
-    fn behind(&self, first: usize) -> Result<Vec<Vec<f32>>> {
-        let mut hidden = self.entering[first].clone();
-        for layer in first..self.layers() {
-            hidden = self.layer(layer, &hidden)?;
-        }
-        self.head(&hidden)
+    /// Returns the loss of each token of a window, whose hidden states first change in layer `first`.
+    fn losses(&self, first: usize, window: usize) -> Result<Vec<f64>> {
+        self.in_session(|run| {
+            let mut hidden = Cow::Borrowed(&self.entering[first][window]);
+            for layer in first..self.layers() {
+                hidden = Cow::Owned(run.layer(layer, &hidden)?);
+            }
+            let logits = run.head(&hidden)?;
+            let width = self.plain.bundle.model.vocab_size as usize;
+            let rows = self.reference[window].chunks_exact(width).zip(logits.chunks_exact(width));
+            Ok(rows.map(|(reference, found)| divergence(reference, found)).collect())
+        })
     }
 
     /// Replaces a package's function by one with some roles in another format.
@@ -390,6 +393,30 @@ impl Measurement {
     }
 }
 
+/// Session that runs one window after another, and memory for their logits.
+struct Run {
+    session: TokenSession,
+    logits: Vec<f32>,
+}
+
+impl Run {
+    /// Runs a layer on a window.
+    fn layer(&mut self, layer: usize, hidden: &[f32]) -> Result<Vec<f32>> {
+        self.session.reset()?;
+        if !self.session.stands_alone(layer) {
+            return Err(CalibrateError::Router("plan").into());
+        }
+        let mut left = self.session.force_layers(layer, hidden, Hidden::BetweenFunctions, &Chunking::Largest)?;
+        Ok(std::mem::take(&mut left[layer + 1]))
+    }
+
+    /// Returns the logits of a window.
+    fn head(&mut self, hidden: &[f32]) -> Result<&[f32]> {
+        self.session.force_head(hidden, &mut self.logits)?;
+        Ok(&self.logits)
+    }
+}
+
 /// Returns the mean of divergences, at least 0. If a format makes the model's numbers infinite, returns [`f64::MAX`],
 /// because JSON has no infinity.
 fn mean_loss(losses: &[f64]) -> f64 {
@@ -397,36 +424,9 @@ fn mean_loss(losses: &[f64]) -> f64 {
     if mean.is_finite() { mean.max(0.0) } else { f64::MAX }
 }
 
-/// Returns `Σ p log(p / q)` for the probabilities of two rows of logits.
-fn divergence(reference: &[f32], found: &[f32]) -> f64 {
-    let most = |row: &[f32]| f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let (p_most, q_most) = (most(reference), most(found));
-    let (mut p_sum, mut q_sum, mut difference) = (0.0, 0.0, 0.0);
-    for (p, q) in reference.iter().zip(found) {
-        let (p, q) = (f64::from(*p) - p_most, f64::from(*q) - q_most);
-        p_sum += p.exp();
-        q_sum += q.exp();
-        difference += p.exp() * (p - q);
-    }
-    difference / p_sum + q_sum.ln() - p_sum.ln()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_divergence_is_that_of_probabilities() {
-        let (a, b) = ([1f32, 2.0, -1.0, 30.0], [1f32, 2.5, -3.0, 29.0]);
-        let softmax = |row: &[f32]| {
-            let sum: f64 = row.iter().map(|x| f64::from(*x).exp()).sum();
-            row.iter().map(|x| f64::from(*x).exp() / sum).collect::<Vec<_>>()
-        };
-        let expected: f64 = softmax(&a).iter().zip(softmax(&b)).map(|(p, q)| p * (p / q).ln()).sum();
-        assert!((divergence(&a, &b) - expected).abs() < 1e-14, "{} {expected}", divergence(&a, &b));
-        // an added constant changes nothing
-        assert!(divergence(&a, &a.map(|x| x + 100.0)).abs() < 1e-6);
-    }
 
     #[test]
     fn a_format_that_breaks_the_model_loses_everything() {

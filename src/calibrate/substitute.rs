@@ -6,8 +6,8 @@ use anec_base::Result;
 use anec_bundle::Bundle;
 use anec_exec::{Executable, State, Tensor};
 use anec_runtime::{
-    Backend, BatchMember, BatchResult, CpuBackend, FunctionCall, Phase, RuntimeError, Sequence, Watch, run_anew,
-    run_each, run_in_turn,
+    Backend, BatchMember, BatchResult, CpuBackend, FunctionCall, Phase, RuntimeError, Sequence, Watch, run_each,
+    run_in_turn,
 };
 
 /// Replacement of a function.
@@ -19,13 +19,20 @@ struct Substitute {
     executable: Executable,
 }
 
+impl Substitute {
+    /// Returns the inputs with their names.
+    fn named<T>(&self, inputs: impl IntoIterator<Item = T>) -> Vec<(&str, T)> {
+        self.inputs.iter().map(String::as_str).zip(inputs).collect()
+    }
+}
+
 /// Handle for setting and clearing the replacement.
 #[derive(Clone, Default)]
 pub struct SubstituteHandle(Arc<Mutex<Option<Arc<Substitute>>>>);
 
 impl SubstituteHandle {
-    /// Replaces a function in all sequences that start from now on. The executable must have the same inputs and
-    /// outputs in the same order.
+    /// Replaces a function in all sequences from now on. The executable must have the same inputs and outputs in the
+    /// same order.
     pub fn set(&self, function: usize, inputs: Vec<String>, executable: Executable) {
         self.put(Some(Arc::new(Substitute { function, inputs, executable })));
     }
@@ -37,6 +44,10 @@ impl SubstituteHandle {
 
     fn put(&self, substitute: Option<Arc<Substitute>>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = substitute;
+    }
+
+    fn get(&self) -> Option<Arc<Substitute>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -71,32 +82,47 @@ impl Backend for SubstitutingBackend {
     }
 
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
-        let substitute = self.substitute.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let substitute = substitute.map(|substitute| (substitute.executable.new_state(), substitute));
-        Ok(Box::new(SubstitutingSequence { inner: self.inner.sequence()?, substitute }))
+        Ok(Box::new(SubstitutingSequence {
+            inner: self.inner.sequence()?,
+            substitute: self.substitute.clone(),
+            states: None,
+        }))
     }
 }
 
 struct SubstitutingSequence {
     inner: Box<dyn Sequence>,
-    substitute: Option<(State, Arc<Substitute>)>,
+    substitute: SubstituteHandle,
+    /// States of the last replacement that ran.
+    states: Option<(Arc<Substitute>, State)>,
+}
+
+impl SubstitutingSequence {
+    /// Returns the replacement of a function with its states.
+    fn replacement(&mut self, function: usize) -> Option<(&Substitute, &mut State)> {
+        let current = self.substitute.get().filter(|substitute| substitute.function == function)?;
+        if !self.states.as_ref().is_some_and(|(known, _)| Arc::ptr_eq(known, &current)) {
+            let state = current.executable.new_state();
+            self.states = Some((current, state));
+        }
+        self.states.as_mut().map(|(substitute, state)| (&**substitute, state))
+    }
 }
 
 impl Sequence for SubstitutingSequence {
     fn run(&mut self, function: usize, inputs: &[&Tensor], watch: Option<Watch<'_>>) -> Result<Vec<Tensor>> {
-        match &mut self.substitute {
-            Some((state, substitute)) if substitute.function == function => {
-                let named: Vec<(&str, &Tensor)> =
-                    substitute.inputs.iter().map(String::as_str).zip(inputs.iter().copied()).collect();
-                let outputs = substitute.executable.run(&named, state)?;
-                Ok(outputs.into_iter().map(|(_, tensor)| tensor).collect())
-            }
-            _ => self.inner.run(function, inputs, watch),
-        }
+        let Some((substitute, state)) = self.replacement(function) else {
+            return self.inner.run(function, inputs, watch);
+        };
+        let outputs = substitute.executable.run(&substitute.named(inputs.iter().copied()), state)?;
+        Ok(outputs.into_iter().map(|(_, tensor)| tensor).collect())
     }
 
     fn run_into(&mut self, call: FunctionCall<'_>, outputs: &mut Vec<Arc<Tensor>>) -> Result<()> {
-        run_anew(self, call, outputs)
+        let Some((substitute, state)) = self.replacement(call.function) else {
+            return self.inner.run_into(call, outputs);
+        };
+        Ok(substitute.executable.run_into(&substitute.named(call.inputs), state, outputs)?)
     }
 
     fn run_together(&mut self, calls: &[FunctionCall<'_>], outputs: &mut [Vec<Arc<Tensor>>]) -> Result<()> {
@@ -106,13 +132,11 @@ impl Sequence for SubstitutingSequence {
     fn enter(&mut self, _phase: Phase) {}
 
     fn states(&self, function: usize) -> Result<Option<Vec<Arc<Tensor>>>> {
-        match &self.substitute {
-            Some((_, substitute)) if substitute.function == function => {
-                let problem = "states of a substituted function can't be read".to_owned();
-                Err(RuntimeError::Backend { backend: "substitute", problem }.into())
-            }
-            _ => self.inner.states(function),
+        if self.substitute.get().is_some_and(|substitute| substitute.function == function) {
+            let problem = "states of a substituted function can't be read".to_owned();
+            return Err(RuntimeError::Backend { backend: "substitute", problem }.into());
         }
+        self.inner.states(function)
     }
 
     fn set_states(&mut self, function: usize, values: Vec<Tensor>) -> Result<()> {
@@ -120,8 +144,8 @@ impl Sequence for SubstitutingSequence {
     }
 
     fn reset(&mut self) -> Result<()> {
-        if let Some((state, substitute)) = &mut self.substitute {
-            *state = substitute.executable.new_state();
+        if let Some((_, state)) = &mut self.states {
+            state.reset();
         }
         self.inner.reset()
     }

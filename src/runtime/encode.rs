@@ -200,7 +200,9 @@ pub fn classify(model: &Arc<LoadedModel>, text: &EncodedText) -> Result<Vec<f32>
     }
     let states = states(model, text)?;
     let pooled = pool(&states, model.bundle().model.hidden_size as usize, classification.pooling);
-    model.session(1)?.force_head(&pooled)
+    let mut logits = Vec::new();
+    model.session(1)?.force_head(&pooled, &mut logits)?;
+    Ok(logits)
 }
 
 fn states(model: &Arc<LoadedModel>, text: &EncodedText) -> Result<Vec<f32>> {

@@ -62,11 +62,12 @@ impl TokenSession {
         inputs.all(|port| !from_before(&port.role) && !of_tokens(&port.role))
     }
 
-    /// Runs the LM head on given hidden states `[tokens, hidden_size]`; returns `[tokens, vocab_size]`.
+    /// Runs the LM head on given hidden states `[tokens, hidden_size]` and replaces `logits` by those of the tokens,
+    /// `[tokens, vocab_size]`.
     ///
     /// # Errors
     /// If a function fails.
-    pub fn force_head(&mut self, hidden: &[f32]) -> Result<Vec<f32>> {
+    pub fn force_head(&mut self, hidden: &[f32], logits: &mut Vec<f32>) -> Result<()> {
         let model = self.model.clone();
         let route = &model.plan.routes[self.route];
         let given = Columns::of_rows(&HiddenFrame::of(&model).enter(hidden), model.bundle.model.hidden_size as usize);
@@ -74,9 +75,11 @@ impl TokenSession {
             let problem = "its LM head is in the function of the layers and doesn't run alone";
             return Err(RuntimeError::bundle(model.folder.join(FILE_NAME), problem).into());
         }
-        let mut output = ForwardOutput::default();
+        logits.clear();
+        let mut output = ForwardOutput { logits: std::mem::take(logits), ..ForwardOutput::default() };
         let count = given.count;
         self.head(&model, route, &given.into(), 0..count, &mut HeadRows::of(&model, false, &mut output)?)?;
-        Ok(output.logits)
+        *logits = output.logits;
+        Ok(())
     }
 }

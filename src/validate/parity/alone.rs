@@ -83,7 +83,8 @@ impl Comparison<'_> {
         let alone = model.gives_logits() && !session.route().head.is_empty();
         if let Some(given) = golden.hidden.get(&last).filter(|_| alone) {
             self.attempt("head forced", session, checks, |session, checks| {
-                let logits = session.force_head(given)?;
+                let mut logits = Vec::new();
+                session.force_head(given, &mut logits)?;
                 let measures = LogitMeasures::of(&self.rows(&logits), &golden.logits, golden.vocab_size);
                 let subject = self.subject("head forced");
                 checks.push(self.function_check(subject, "its logits agree with the golden", &measures));
