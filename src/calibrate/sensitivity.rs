@@ -9,7 +9,6 @@
 //! later measurements of the same model and text read it. Codes are rounded to nearest; error feedback would lower all
 //! losses alike.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -359,9 +358,9 @@ impl Measurement {
     /// Returns the loss of each token of a window, whose hidden states first change in layer `first`.
     fn losses(&self, first: usize, window: usize) -> Result<Vec<f64>> {
         self.in_session(|run| {
-            let mut hidden = Cow::Borrowed(&self.entering[first][window]);
+            let mut hidden = self.entering[first][window].clone();
             for layer in first..self.layers() {
-                hidden = Cow::Owned(run.layer(layer, &hidden)?);
+                hidden = run.layer(layer, &hidden)?;
             }
             let logits = run.head(&hidden)?;
             let width = self.plain.bundle.model.vocab_size as usize;
@@ -393,7 +392,7 @@ impl Measurement {
     }
 }
 
-/// Session that runs one window after another, and memory for their logits.
+/// Session that runs one window after another, and memory for their logits. Each call leaves the session empty.
 struct Run {
     session: TokenSession,
     logits: Vec<f32>,
@@ -402,17 +401,18 @@ struct Run {
 impl Run {
     /// Runs a layer on a window.
     fn layer(&mut self, layer: usize, hidden: &[f32]) -> Result<Vec<f32>> {
-        self.session.reset()?;
         if !self.session.stands_alone(layer) {
             return Err(CalibrateError::Router("plan").into());
         }
         let mut left = self.session.force_layers(layer, hidden, Hidden::BetweenFunctions, &Chunking::Largest)?;
+        self.session.reset()?;
         Ok(std::mem::take(&mut left[layer + 1]))
     }
 
     /// Returns the logits of a window.
     fn head(&mut self, hidden: &[f32]) -> Result<&[f32]> {
         self.session.force_head(hidden, &mut self.logits)?;
+        self.session.reset()?;
         Ok(&self.logits)
     }
 }

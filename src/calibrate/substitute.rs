@@ -46,8 +46,10 @@ impl SubstituteHandle {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = substitute;
     }
 
-    fn get(&self) -> Option<Arc<Substitute>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Returns the replacement of a function.
+    fn of(&self, function: usize) -> Option<Arc<Substitute>> {
+        let substitute = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        substitute.clone().filter(|substitute| substitute.function == function)
     }
 }
 
@@ -93,14 +95,14 @@ impl Backend for SubstitutingBackend {
 struct SubstitutingSequence {
     inner: Box<dyn Sequence>,
     substitute: SubstituteHandle,
-    /// States of the last replacement that ran.
+    /// States of the last replacement that ran since the sequence was reset.
     states: Option<(Arc<Substitute>, State)>,
 }
 
 impl SubstitutingSequence {
     /// Returns the replacement of a function with its states.
     fn replacement(&mut self, function: usize) -> Option<(&Substitute, &mut State)> {
-        let current = self.substitute.get().filter(|substitute| substitute.function == function)?;
+        let current = self.substitute.of(function)?;
         if !self.states.as_ref().is_some_and(|(known, _)| Arc::ptr_eq(known, &current)) {
             let state = current.executable.new_state();
             self.states = Some((current, state));
@@ -132,7 +134,7 @@ impl Sequence for SubstitutingSequence {
     fn enter(&mut self, _phase: Phase) {}
 
     fn states(&self, function: usize) -> Result<Option<Vec<Arc<Tensor>>>> {
-        if self.substitute.get().is_some_and(|substitute| substitute.function == function) {
+        if self.substitute.of(function).is_some() {
             let problem = "states of a substituted function can't be read".to_owned();
             return Err(RuntimeError::Backend { backend: "substitute", problem }.into());
         }
@@ -144,9 +146,8 @@ impl Sequence for SubstitutingSequence {
     }
 
     fn reset(&mut self) -> Result<()> {
-        if let Some((_, state)) = &mut self.states {
-            state.reset();
-        }
+        // frees a replacement that was cleared
+        self.states = None;
         self.inner.reset()
     }
 

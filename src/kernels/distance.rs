@@ -423,6 +423,8 @@ mod tests {
             assert!((divergence(&p, &q) - expected).abs() < 1e-12 * expected.max(1.0));
             assert!((log_sum_exp(&p) - log_p).abs() < 1e-12);
             assert_eq!(divergence(&p, &p), 0.0);
+            let shifted: Vec<f32> = p.iter().map(|v| v + 100.0).collect();
+            assert!(divergence(&p, &shifted).abs() < 1e-6, "an added constant changes nothing");
         }
     }
 
