@@ -1,5 +1,5 @@
 #!/bin/sh
-# rustc for tests of the whole repository: compiles what only unit tests run without optimisation.
+# rustc for tests of the whole repository: compiles without optimisation what only unit tests run.
 #
 #   RUSTC_WORKSPACE_WRAPPER=$PWD/tools/unit-tests-rustc.sh cargo test --workspace
 #
