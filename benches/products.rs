@@ -46,13 +46,14 @@ fn main() {
             ("fp16", 2.0, StoredWeight::plain(shape(), Arc::new(Elements::F16(halves)))),
             ("fp32", 4.0, StoredWeight::plain(shape(), Arc::new(Elements::F32(values.into())))),
         ];
-        let cases = weights.iter().flat_map(|weight| [(weight, Activations::F32), (weight, Activations::I16)]);
+        let all = [Activations::F32, Activations::I16, Activations::I8];
+        let cases = weights.iter().flat_map(|weight| all.map(|activations| (weight, activations)));
         for ((name, width, weight), activations) in cases {
             let name = format!("{rows}x{columns} {name} {activations:?}");
             if !name.starts_with(&wanted) {
                 continue;
             }
-            for tokens in [1, 2, 4, 8, 16, 64, 256] {
+            for tokens in [1, 2, 4, 8, 16, 64, 256, 512] {
                 let x = noise(columns * tokens, 2);
                 let layout = MatrixLayout { row: tokens, column: 1 };
                 let mut out = vec![0.0; rows * tokens];

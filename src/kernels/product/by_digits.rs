@@ -95,56 +95,68 @@ impl<'w> Results<'w> {
     /// The outputs are alive and hold these rows of the tokens; nothing else accesses them meanwhile.
     #[inline]
     unsafe fn put(&self, block: ProductBlock<'_>) {
+        /// Results that are written at a time.
+        const VECTOR: usize = 16;
         let ProductBlock { row, rows, columns, products, layout: from } = block;
         let of_rows = |values: Option<&'w [f32]>| values.map(|values| &values[row..][..rows]);
         let (factors, bias) = (of_rows(self.factors), of_rows(self.bias));
+        let of_row = |i: usize| (factors.map_or(self.factor, |factors| factors[i]), bias.map_or(0.0, |bias| bias[i]));
         let result = |i: usize, product: f32| {
-            product * factors.map_or(self.factor, |factors| factors[i]) + bias.map_or(0.0, |bias| bias[i])
+            let (factor, bias) = of_row(i);
+            product * factor + bias
         };
-        if let Some((out, token)) = self.side_by_side(&block) {
-            for i in 0..rows {
-                let (eights, others) = products[i * from.row..][..columns.len()].as_chunks::<8>();
-                // SAFETY: as promised.
-                let mut at = unsafe { out.at(row + i, token).0 };
-                for eight in eights {
-                    // SAFETY: as promised; they are written in vectors.
-                    unsafe {
-                        *at.cast::<[f32; 8]>() = eight.map(|product| result(i, product));
-                        at = at.add(eight.len());
-                    }
-                }
-                // SAFETY: as promised.
-                others.iter().enumerate().for_each(|(c, product)| unsafe { *at.add(c) = result(i, *product) });
-            }
-            return;
-        }
-        for (c, column) in columns.iter().enumerate() {
-            let (out, token) = self.columns[*column];
+        let mut c = 0;
+        for beside in columns.chunk_by(|one, next| self.are_beside(*one, *next)) {
+            let (out, token) = self.columns[beside[0]];
+            let products = &products[c * from.column..];
+            c += beside.len();
             // SAFETY: as promised.
             let (at, to) = unsafe { out.at(row, token) };
-            let products = &products[c * from.column..];
-            // SAFETY: as promised.
-            let put = |i: usize, product: f32| unsafe { *at.add(i * to.row) = result(i, product) };
-            match (from.row, to.row) {
-                (1, 1) => {
-                    let products = &products[..rows];
-                    // SAFETY: as promised; it is written in vectors.
-                    (0..rows).for_each(|i| unsafe { *at.add(i) = result(i, products[i]) });
+            if from.column == 1 && to.column == 1 {
+                for i in 0..rows {
+                    let (factor, bias) = of_row(i);
+                    let (vectors, others) = products[i * from.row..][..beside.len()].as_chunks::<VECTOR>();
+                    let mut at = at.wrapping_add(i * to.row);
+                    for vector in vectors {
+                        let mut results = *vector;
+                        results.iter_mut().for_each(|result| *result = *result * factor + bias);
+                        // SAFETY: as promised.
+                        unsafe { *at.cast() = results };
+                        at = at.wrapping_add(VECTOR);
+                    }
+                    for (c, product) in others.iter().enumerate() {
+                        // SAFETY: as promised.
+                        unsafe { *at.add(c) = product * factor + bias };
+                    }
                 }
-                (1, _) => {
-                    let products = &products[..rows];
-                    (0..rows).for_each(|i| put(i, products[i]));
+                continue;
+            }
+            for c in 0..beside.len() {
+                let products = &products[c * from.column..];
+                // SAFETY: as promised.
+                let (at, to) = unsafe { out.at(row, token + c) };
+                // SAFETY: as promised.
+                let put = |i: usize, product: f32| unsafe { *at.add(i * to.row) = result(i, product) };
+                match (from.row, to.row) {
+                    (1, 1) => {
+                        let products = &products[..rows];
+                        // SAFETY: as promised; it is written in vectors.
+                        (0..rows).for_each(|i| unsafe { *at.add(i) = result(i, products[i]) });
+                    }
+                    (1, _) => {
+                        let products = &products[..rows];
+                        (0..rows).for_each(|i| put(i, products[i]));
+                    }
+                    _ => (0..rows).for_each(|i| put(i, products[i * from.row])),
                 }
-                _ => (0..rows).for_each(|i| put(i, products[i * from.row])),
             }
         }
     }
 
-    /// Output and first token of a row's results, if products and results of a row are both contiguous.
-    fn side_by_side(&self, block: &ProductBlock<'_>) -> Option<(SharedOutput, usize)> {
-        let mut columns = block.columns.iter().map(|column| self.columns[*column]);
-        let (out, first) = columns.next().filter(|(out, _)| block.layout.column == 1 && out.layout().column == 1)?;
-        columns.zip(first + 1..).all(|(column, token)| column == (out, token)).then_some((out, first))
+    /// Returns whether the second of two columns is the first one's next token.
+    fn are_beside(&self, one: usize, next: usize) -> bool {
+        let ((out, token), (next, other)) = (self.columns[one], self.columns[next]);
+        other == token + 1 && next == out
     }
 }
 

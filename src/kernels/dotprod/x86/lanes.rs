@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::super::{DigitColumns, ProductBlock};
 use super::{BLOCK, Instruction, STEP};
 use crate::aligned_buf::AlignedBuf;
-use crate::digits::{DIGITS, FEW_DIGITS, ONE_DIGIT, TWO_DIGITS};
+use crate::digits::{DIGITS, ONE_DIGIT};
 use crate::layout::MatrixLayout;
 use crate::pool;
 
@@ -17,32 +17,34 @@ use crate::pool;
 const LANES: usize = 16;
 /// Neighbours in a lane.
 const NEIGHBOURS: usize = 4;
-/// Minimum used lanes of a group: with fewer, tiles of rows and columns are faster.
+/// Minimum used lanes of a vector: with fewer, tiles of rows and columns are faster.
 const MIN_LANES: usize = 14;
-/// Rows whose sums are in registers.
-const ROWS: usize = 8;
+/// Maximum vectors of a group: their sums with six rows, and the operands, fill the registers.
+const VECTORS: usize = 4;
 /// Maximum columns of a group.
-const MAX_COLUMNS: usize = LANES / ONE_DIGIT;
-/// Products of a row that are joined at a time.
+const MAX_COLUMNS: usize = VECTORS * LANES / ONE_DIGIT;
+/// Rows and columns that are transposed at a time.
 const HALF: usize = LANES / 2;
+/// Distance of columns in products by column: whole transposed tiles of a block's rows.
+const COLUMN: usize = BLOCK + HALF;
 /// Minimum groups for which threads are used to pack them.
-const MIN_PARALLEL_GROUPS: usize = 4;
+const MIN_PARALLEL_GROUPS: usize = 2;
 
 /// Columns of a group, all with the same number of digits.
 struct Group {
-    columns: SmallVec<[usize; MAX_COLUMNS]>,
+    columns: SmallVec<[usize; LANES]>,
     digits: usize,
+    /// First word of its lanes.
+    place: usize,
 }
 
 /// Columns in lanes.
 pub(in super::super) struct ColumnLanes {
     groups: SmallVec<[Group; 4]>,
-    /// For each group and each four neighbours, a vector: the lowest digits of its columns first.
+    /// For each group and each four neighbours, its vectors: the lowest digits of a vector's columns first.
     packed: AlignedBuf,
     /// Columns without lanes, with one digit, with two, and so on.
     left: [SmallVec<[usize; 8]>; DIGITS],
-    /// Words of a group.
-    of_group: usize,
     /// Whether products are contiguous by row, else by column.
     by_row: bool,
 }
@@ -51,23 +53,27 @@ impl ColumnLanes {
     /// Groups columns if enough of them have the same number of digits and rows consist of fours.
     pub fn new(of: &DigitColumns, by_row: bool) -> Self {
         let mut left = of.by_digits();
-        let mut groups = SmallVec::new();
+        let mut groups = SmallVec::<[Group; 4]>::new();
+        let mut words = 0;
         if of.instruction == Instruction::Vpdpbusd && of.depth.is_multiple_of(NEIGHBOURS) {
             for (columns, digits) in left.iter_mut().zip(ONE_DIGIT..) {
-                let mut rest = SmallVec::new();
-                for columns in columns.chunks(LANES / digits) {
-                    if columns.len() * digits < MIN_LANES {
-                        rest = columns.into();
-                    } else {
-                        groups.push(Group { columns: columns.into(), digits });
-                    }
+                let last = columns.len() % (LANES / digits);
+                let taken = if last * digits < MIN_LANES { columns.len() - last } else { columns.len() };
+                for own in columns[..taken].chunks(VECTORS * (LANES / digits)) {
+                    let group = Group { columns: own.into(), digits, place: words };
+                    words += group.words(of.depth);
+                    groups.push(group);
                 }
-                *columns = rest;
+                columns.drain(..taken);
             }
         }
-        let of_group = of.depth / NEIGHBOURS * LANES;
-        let mut packed = AlignedBuf::new(groups.len() * of_group);
-        let mut parts: SmallVec<[_; 4]> = packed.words().chunks_exact_mut(of_group.max(1)).zip(&groups).collect();
+        let mut packed = AlignedBuf::new(words);
+        let (mut rest, mut parts) = (&mut packed.words()[..words], SmallVec::<[_; 4]>::new());
+        for group in &groups {
+            let (own, others) = std::mem::take(&mut rest).split_at_mut(group.words(of.depth));
+            parts.push((own, group));
+            rest = others;
+        }
         let pack = |_: usize, (words, group): &mut (&mut [u32], &Group)| group.pack(of, words);
         if parts.len() < MIN_PARALLEL_GROUPS {
             parts.iter_mut().for_each(|part| pack(0, part));
@@ -75,7 +81,7 @@ impl ColumnLanes {
             pool::for_each_mut(&mut parts, pack);
         }
         drop(parts);
-        ColumnLanes { groups, packed, left, of_group, by_row }
+        ColumnLanes { groups, packed, left, by_row }
     }
 
     /// Returns whether products are wanted contiguous by row.
@@ -106,38 +112,59 @@ impl ColumnLanes {
         sums: &[i32],
         put: &mut impl FnMut(ProductBlock<'_>),
     ) {
+        let mut products = [0.0; COLUMN * MAX_COLUMNS];
+        let layout = match self.by_row {
+            true => MatrixLayout { row: MAX_COLUMNS, column: 1 },
+            false => MatrixLayout { row: 1, column: COLUMN },
+        };
         for (i, group) in self.groups.iter().enumerate() {
-            let lanes = self.packed.pointer().wrapping_add(i * self.of_group).cast();
+            let lanes = self.packed.pointer().wrapping_add(group.place).cast();
             let block = (rows, sums, self.by_row, i == 0);
             // SAFETY: as promised.
             unsafe {
-                match group.digits {
-                    ONE_DIGIT => group.products::<ONE_DIGIT>(of, block, lanes, put),
-                    TWO_DIGITS => group.products::<TWO_DIGITS>(of, block, lanes, put),
-                    FEW_DIGITS => group.products::<FEW_DIGITS>(of, block, lanes, put),
-                    _ => group.products::<DIGITS>(of, block, lanes, put),
+                match group.vectors() {
+                    1 => group.products::<1, 12>(of, block, lanes, &mut products),
+                    2 => group.products::<2, 12>(of, block, lanes, &mut products),
+                    3 => group.products::<3, 8>(of, block, lanes, &mut products),
+                    _ => group.products::<VECTORS, 6>(of, block, lanes, &mut products),
                 }
             }
+            put(ProductBlock { row: 0, rows: sums.len(), columns: &group.columns, products: &products, layout });
         }
     }
 }
 
 impl Group {
-    /// Writes a vector of lanes for each four neighbours. Unused lanes are zeros.
+    /// Columns of a vector.
+    fn width(&self) -> usize {
+        LANES / self.digits
+    }
+
+    /// Number of vectors for each four neighbours.
+    fn vectors(&self) -> usize {
+        self.columns.len().div_ceil(self.width())
+    }
+
+    /// Number of words of its lanes.
+    fn words(&self, depth: usize) -> usize {
+        depth / NEIGHBOURS * self.vectors() * LANES
+    }
+
+    /// Writes the vectors of lanes for each four neighbours. Unused lanes are zeros.
     fn pack(&self, of: &DigitColumns, words: &mut [u32]) {
         /// Adds 128 to four digits.
         const MIDDLE: u32 = 0x8080_8080;
-        let width = LANES / self.digits;
-        if self.columns.len() * self.digits < LANES {
+        let (width, all) = (self.width(), self.vectors() * LANES);
+        if self.columns.len() * self.digits < all {
             words.fill(0);
         }
-        let columns: SmallVec<[&[[u32; STEP / NEIGHBOURS]]; MAX_COLUMNS]> =
+        let columns: SmallVec<[&[[u32; STEP / NEIGHBOURS]]; LANES]> =
             self.columns.iter().map(|column| bytemuck::cast_slice(of.digits_of(*column))).collect();
-        for (step, out) in words.chunks_mut(STEP / NEIGHBOURS * LANES).enumerate() {
+        for (step, out) in words.chunks_mut(STEP / NEIGHBOURS * all).enumerate() {
             for (c, column) in columns.iter().enumerate() {
                 for (digit, digits) in column[step * self.digits..][..self.digits].iter().enumerate() {
-                    let lane = digit * width + c;
-                    for (out, near) in out.as_chunks_mut::<LANES>().0.iter_mut().zip(digits) {
+                    let lane = c / width * LANES + digit * width + c % width;
+                    for (out, near) in out.chunks_exact_mut(all).zip(digits) {
                         out[lane] = near ^ MIDDLE;
                     }
                 }
@@ -145,70 +172,76 @@ impl Group {
         }
     }
 
-    /// Passes the products of a block's rows with the columns, which have `D` digits, to `put`. Prefetches rows if
-    /// `ask`.
+    /// Writes the products of a block's rows, `R` at a time, with the columns, in `V` vectors. Prefetches if `ask`.
     ///
     /// # Safety
     /// As [`ColumnLanes::of_block`]; the lanes are those of the columns.
-    #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vnni")]
-    unsafe fn products<const D: usize>(
+    unsafe fn products<const V: usize, const R: usize>(
         &self,
         of: &DigitColumns,
         (rows, sums, by_row, ask): (&[i8], &[i32], bool, bool),
         lanes: *const i8,
-        put: &mut impl FnMut(ProductBlock<'_>),
+        products: &mut [f32; COLUMN * MAX_COLUMNS],
     ) {
         let (depth, count, first) = (of.depth, sums.len(), rows.as_ptr());
+        let (width, digits) = (self.width(), self.digits);
         let mut units = [0.0; MAX_COLUMNS];
         units.iter_mut().zip(&self.columns).for_each(|(unit, column)| *unit = of.columns[*column].unit.size);
-        let mut products = [0.0; BLOCK * MAX_COLUMNS];
-        let layout = match by_row {
-            true => MatrixLayout { row: MAX_COLUMNS, column: 1 },
-            false => MatrixLayout { row: 1, column: BLOCK },
-        };
-        for row in (0..count).step_by(ROWS) {
+        for row in (0..count).step_by(R) {
             // the last row stands for missing ones
             let rows = std::array::from_fn(|r| first.wrapping_add((row + r).min(count - 1) * depth));
-            let next = ask.then(|| first.wrapping_add((row + ROWS) * depth));
+            let next = ask.then(|| first.wrapping_add((row + R) * depth));
             // SAFETY: as promised.
-            let found = unsafe { of_rows(rows, lanes, depth, next) };
-            let of_row = |r: usize| {
-                let taken = sums[(row + r).min(count - 1)].wrapping_mul(1 << 7);
-                let found = _mm512_cvtepi32_ps(_mm512_sub_epi32(found[r], _mm512_set1_epi32(taken)));
-                // SAFETY: the array has as many numbers as the vector.
-                _mm512_mul_ps(joined::<D>(found), unsafe { _mm512_loadu_ps(units.as_ptr()) })
-            };
-            let found: [__m512; ROWS] = std::array::from_fn(of_row);
-            let lower = (0, found.map(|row| _mm512_castps512_ps256(row)));
-            let upper = || (HALF, found.map(|row| _mm512_extractf32x8_ps::<1>(row)));
-            // columns of several digits take half of the lanes at most
-            for (column, found) in std::iter::once(lower).chain((D == ONE_DIGIT).then(upper)) {
-                let (found, first, step) = match by_row {
-                    true => (found, row * MAX_COLUMNS + column, MAX_COLUMNS),
-                    false => (transposed(found), row + column * BLOCK, BLOCK),
+            let found: [[__m512i; R]; V] = unsafe { of_rows(rows, lanes, depth, next) };
+            // lanes behind a vector's columns are overwritten by those of the next one
+            for (found, column) in found.iter().zip((0..).step_by(width)) {
+                // SAFETY: the slice has as many numbers as the vector.
+                let units = unsafe { _mm512_loadu_ps(units[column..][..LANES].as_ptr()) };
+                let of_row = |r: usize| {
+                    let taken = sums[(row + r).min(count - 1)].wrapping_mul(1 << 7);
+                    let found = _mm512_cvtepi32_ps(_mm512_sub_epi32(found[r], _mm512_set1_epi32(taken)));
+                    _mm512_mul_ps(joined(found, digits), units)
                 };
-                for (i, found) in found.into_iter().enumerate() {
-                    // SAFETY: the slice has eight numbers, and there is room for whole tiles of rows.
-                    unsafe { _mm256_storeu_ps(products[first + i * step..][..HALF].as_mut_ptr(), found) };
+                if by_row {
+                    for r in 0..R {
+                        let out = &mut products[(row + r) * MAX_COLUMNS + column..][..LANES];
+                        // SAFETY: the slice has as many numbers as the vector.
+                        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), of_row(r)) };
+                    }
+                    continue;
+                }
+                for first in (0..R).step_by(HALF) {
+                    let tile: [__m512; HALF] = std::array::from_fn(|r| of_row((first + r).min(R - 1)));
+                    let lower = (0, tile.map(|row| _mm512_castps512_ps256(row)));
+                    let upper = || (HALF, tile.map(|row| _mm512_extractf32x8_ps::<1>(row)));
+                    // columns of several digits take half of the lanes at most
+                    for (half, tile) in std::iter::once(lower).chain((digits == ONE_DIGIT).then(upper)) {
+                        for (c, tile) in transposed(tile).into_iter().enumerate() {
+                            let out = &mut products[(column + half + c) * COLUMN + row + first..][..HALF];
+                            // SAFETY: the slice has eight numbers.
+                            unsafe { _mm256_storeu_ps(out.as_mut_ptr(), tile) };
+                        }
+                    }
                 }
             }
         }
-        put(ProductBlock { row: 0, rows: count, columns: &self.columns, products: &products, layout });
     }
 }
 
 /// Joins sums by digit, each column in the lane of its lowest digit, as [`joined`](crate::digits::joined).
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vnni")]
-fn joined<const D: usize>(sums: __m512) -> __m512 {
+fn joined(sums: __m512, digits: usize) -> __m512 {
+    let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     let of_digit = |digit: usize| {
-        let from: [i32; LANES] = std::array::from_fn(|lane| ((lane + digit * (LANES / D)) % LANES) as i32);
-        // SAFETY: the array has as many numbers as the vector.
-        _mm512_permutexvar_ps(unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }, sums)
+        // only the low four bits of a lane's number count
+        let first = _mm512_set1_epi32((digit * (LANES / digits)) as i32);
+        _mm512_permutexvar_ps(_mm512_add_epi32(lanes, first), sums)
     };
-    let shift = _mm512_set1_ps(256.0);
-    (0..D - 1).rev().fold(of_digit(D - 1), |upper, digit| _mm512_add_ps(_mm512_mul_ps(upper, shift), of_digit(digit)))
+    let (shift, highest) = (_mm512_set1_ps(256.0), digits - 1);
+    let join = |upper, digit| _mm512_add_ps(_mm512_mul_ps(upper, shift), of_digit(digit));
+    (0..highest).rev().fold(of_digit(highest), join)
 }
 
 /// Transposes eight vectors of eight numbers.
@@ -229,37 +262,37 @@ fn transposed(rows: [__m256; 8]) -> [__m256; 8] {
     [all[0].0, all[1].0, all[2].0, all[3].0, all[0].1, all[1].1, all[2].1, all[3].1]
 }
 
-/// Sums of rows with each lane. Prefetches as many rows from `next` on.
+/// Sums of rows with each lane of each vector. Prefetches as many rows from `next` on.
 ///
 /// # Safety
-/// The processor has the instructions; rows have `depth` elements, a multiple of four, with a vector of lanes for each
-/// four.
-#[inline]
+/// The processor has the instructions; rows have `depth` elements, a multiple of four, with `V` vectors of lanes for
+/// each four.
+// inlined, the sums would leave the registers
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vnni")]
-unsafe fn of_rows(
-    rows: [*const i8; ROWS],
+unsafe fn of_rows<const V: usize, const R: usize>(
+    rows: [*const i8; R],
     lanes: *const i8,
     depth: usize,
-    mut next: Option<*const i8>,
-) -> [__m512i; ROWS] {
-    let mut sums = [_mm512_setzero_si512(); ROWS];
-    let mut add = |from: usize| {
-        // SAFETY: as promised.
-        let lanes = unsafe { _mm512_load_si512(lanes.add(from * LANES).cast()) };
-        for (sum, row) in sums.iter_mut().zip(rows) {
-            // SAFETY: as promised.
-            let near = unsafe { row.add(from).cast::<i32>().read_unaligned() };
-            *sum = _mm512_dpbusd_epi32(*sum, lanes, _mm512_set1_epi32(near));
-        }
-    };
+    next: Option<*const i8>,
+) -> [[__m512i; R]; V] {
+    let mut sums = [[_mm512_setzero_si512(); R]; V];
     for from in (0..depth).step_by(STEP) {
-        if let Some(next) = &mut next {
-            for _ in 0..ROWS {
-                _mm_prefetch::<_MM_HINT_T1>(*next);
-                *next = next.wrapping_add(STEP);
+        if let Some(next) = next {
+            (0..R).for_each(|r| _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(from * R + r * STEP)));
+        }
+        for from in (from..depth.min(from + STEP)).step_by(NEIGHBOURS) {
+            // SAFETY: as promised.
+            let vector = |v: usize| unsafe { _mm512_load_si512(lanes.add((from * V + v * NEIGHBOURS) * LANES).cast()) };
+            let lanes: [__m512i; V] = std::array::from_fn(vector);
+            for (r, row) in rows.into_iter().enumerate() {
+                // SAFETY: as promised.
+                let near = _mm512_set1_epi32(unsafe { row.add(from).cast::<i32>().read_unaligned() });
+                for (sums, lanes) in sums.iter_mut().zip(lanes) {
+                    sums[r] = _mm512_dpbusd_epi32(sums[r], lanes, near);
+                }
             }
         }
-        (from..depth.min(from + STEP)).step_by(NEIGHBOURS).for_each(&mut add);
     }
     sums
 }
