@@ -23,7 +23,7 @@ fn noise(count: usize, mut seed: u32) -> Vec<f32> {
 fn main() {
     // cargo appends an option of its own
     let wanted = std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
-    for (rows, columns) in [(4864, 896), (16384, 4096)] {
+    for (rows, columns) in [(4864, 896), (896, 4864), (16384, 4096)] {
         let values = noise(rows * columns, 1);
         let bytes: Vec<i8> = values.iter().map(|v| (v * 127.0) as i8).collect();
         let halves = values.iter().map(|v| f16::from_f32(*v)).collect();

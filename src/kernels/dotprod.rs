@@ -7,15 +7,14 @@
 
 #[cfg(target_arch = "aarch64")]
 mod arm;
+mod measure;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 use smallvec::SmallVec;
 
 use super::aligned_buf::AlignedBuf;
-use super::columns::StridedColumn;
-use super::digits::{Activations, DIGITS, MAX_DEPTH, Unit, joined, third_squared};
-use super::dispatch::{Vectorize, vectorized};
+use super::digits::{DIGITS, Unit, joined};
 use super::layout::MatrixLayout;
 use super::pool;
 
@@ -24,6 +23,7 @@ use arm as processor;
 #[cfg(target_arch = "x86_64")]
 use x86 as processor;
 
+pub(super) use measure::{MeasuredColumn, STRIP, measure_beside};
 use processor::ColumnLanes;
 pub(super) use processor::Instruction;
 #[cfg(target_arch = "x86_64")]
@@ -31,6 +31,8 @@ pub(super) use processor::{StoredProducts, StoredRows};
 
 /// Minimum elements of columns for which threads are used to measure or pack them.
 pub(super) const MIN_PARALLEL_ELEMENTS: usize = 1 << 12;
+/// Rows of a matrix between the one that is read and the one that is prefetched.
+const ROWS_AHEAD: usize = 16;
 
 /// Columns as digits.
 pub(super) struct DigitColumns {
@@ -59,100 +61,51 @@ impl DigitColumn {
     }
 }
 
-impl<'a> StridedColumn<'a> {
-    /// Measures `count` elements. Returns `None` if they can't be written in digits: all must be finite, and sums of
-    /// products must fit into 32 bits.
-    pub fn measured(self, count: usize, activations: Activations) -> Option<MeasuredColumn<'a>> {
-        let fits = (self.step > 0 || count == 1) && (1..=MAX_DEPTH).contains(&count);
-        let unit = fits.then(|| vectorized(Measure { column: self, count, activations })).flatten()?;
-        Some(MeasuredColumn { column: self, count, unit })
-    }
-}
-
-/// Search for the unit of a column.
-struct Measure<'a> {
-    column: StridedColumn<'a>,
-    count: usize,
-    activations: Activations,
-}
-
-impl Vectorize for Measure<'_> {
-    type Output = Option<Unit>;
-
-    #[inline(always)]
-    fn run(self) -> Option<Unit> {
-        #[inline(always)]
-        fn unit<'a>(
-            elements: impl Iterator<Item = &'a f32> + Clone,
-            count: usize,
-            activations: Activations,
-        ) -> Option<Unit> {
-            let largest = elements.clone().fold(0, |largest, element| element.abs().to_bits().max(largest));
-            let few = Unit::of_few(largest)?;
-            // SAFETY: the unit is that of these elements.
-            let square = |element: &f32| unsafe { third_squared(*element, few.inverse) };
-            Unit::of(activations, largest, elements.map(square).fold(0, u32::wrapping_add), count)
-        }
-        let Measure { column, count, activations } = self;
-        match column {
-            // contiguous elements are read in vectors
-            StridedColumn { values, step: 1 } => unit(values[..count].iter(), count, activations),
-            column => unit(column.elements(count), count, activations),
-        }
-    }
-}
-
-/// Column with its unit. Only [`StridedColumn::measured`] constructs it.
-#[derive(Clone, Copy)]
-pub(super) struct MeasuredColumn<'a> {
-    column: StridedColumn<'a>,
-    count: usize,
-    unit: Unit,
-}
-
 impl DigitColumns {
-    /// Packs columns of `depth` elements each.
+    /// Packs the digits of some columns of `depth` elements each. The others have none.
     ///
     /// # Panics
     /// If a column has another length.
-    pub fn new(instruction: Instruction, depth: usize, columns: &[MeasuredColumn<'_>]) -> DigitColumns {
+    pub fn new(
+        chosen: impl Iterator<Item = usize>,
+        instruction: Instruction,
+        depth: usize,
+        columns: &[MeasuredColumn<'_>],
+    ) -> DigitColumns {
         assert!(columns.iter().all(|column| column.count == depth));
-        let bytes = |column: &MeasuredColumn<'_>| {
-            depth.next_multiple_of(processor::STEP) * processor::stored(instruction, column.unit)
-        };
-        let mut digits = AlignedBuf::new(columns.iter().map(bytes).sum::<usize>().div_ceil(size_of::<f32>()));
-        let (mut left, mut place): (&mut [i8], _) = (bytemuck::cast_slice_mut(digits.words()), 0);
-        let mut parts = SmallVec::<[(&mut [i8], DigitColumn); 8]>::new();
-        for column in columns {
-            let (own, others) = std::mem::take(&mut left).split_at_mut(bytes(column));
-            parts.push((own, DigitColumn { unit: column.unit, start: [0; DIGITS], place }));
-            (left, place) = (others, place + bytes(column));
+        let bytes = |unit: Unit| depth.next_multiple_of(processor::STEP) * processor::stored(instruction, unit);
+        let of_column = |column: &MeasuredColumn<'_>| DigitColumn { unit: column.unit, start: [0; DIGITS], place: 0 };
+        let mut known: SmallVec<[DigitColumn; 8]> = columns.iter().map(of_column).collect();
+        let mut all = 0;
+        let chosen: SmallVec<[usize; 8]> = chosen.collect();
+        for column in &chosen {
+            known[*column].place = all;
+            all += bytes(known[*column].unit);
         }
-        let pack = |c: usize, (digits, known): &mut (&mut [i8], DigitColumn)| {
+        let mut digits = AlignedBuf::new(all.div_ceil(size_of::<f32>()));
+        let mut left: &mut [i8] = bytemuck::cast_slice_mut(digits.words());
+        let mut parts = SmallVec::<[_; 8]>::new();
+        for column in &chosen {
+            let (own, others) = std::mem::take(&mut left).split_at_mut(bytes(known[*column].unit));
+            parts.push((own, columns[*column], [0; DIGITS]));
+            left = others;
+        }
+        let pack = |_: usize, (digits, column, start): &mut (&mut [i8], MeasuredColumn<'_>, [i32; DIGITS])| {
             // SAFETY: the processor has the instruction; a column was measured with its unit.
-            known.start = unsafe { processor::pack(instruction, columns[c], digits) };
+            *start = unsafe { processor::pack(instruction, *column, digits) };
         };
-        if columns.len() * depth > MIN_PARALLEL_ELEMENTS {
+        if chosen.len() * depth > MIN_PARALLEL_ELEMENTS {
             pool::for_each_mut(&mut parts, pack);
         } else {
-            parts.iter_mut().enumerate().for_each(|(c, part)| pack(c, part));
+            parts.iter_mut().for_each(|part| pack(0, part));
         }
-        let columns = parts.iter().map(|(_, known)| *known).collect();
-        drop(parts);
-        DigitColumns { digits, columns, depth, instruction }
+        chosen.iter().zip(parts).for_each(|(column, (_, _, start))| known[*column].start = start);
+        DigitColumns { digits, columns: known, depth, instruction }
     }
 
     /// Address of a column's digits.
     fn of(&self, column: usize) -> *const i8 {
         self.digits.pointer().cast::<i8>().wrapping_add(self.columns[column].place)
-    }
-
-    /// Digits of a column.
-    #[cfg(target_arch = "x86_64")]
-    fn digits_of(&self, column: usize) -> &[i8] {
-        let DigitColumn { place, unit, .. } = self.columns[column];
-        let count = self.depth.next_multiple_of(processor::STEP) * processor::stored(self.instruction, unit);
-        &bytemuck::cast_slice(self.digits.as_floats())[place..][..count]
     }
 }
 
@@ -186,16 +139,20 @@ impl<'a> ProductBlock<'a> {
 }
 
 /// Products of rows of bytes with columns.
-pub(super) struct ByteProducts<'a> {
-    columns: &'a DigitColumns,
+pub(super) struct ByteProducts {
+    columns: DigitColumns,
     lanes: ColumnLanes,
 }
 
-impl<'a> ByteProducts<'a> {
-    /// Products with all columns. If products of a row with several columns are computed together, they are contiguous
-    /// by row if `by_row`, else by column.
-    pub fn new(columns: &'a DigitColumns, by_row: bool) -> Self {
-        ByteProducts { columns, lanes: ColumnLanes::new(columns, by_row) }
+impl ByteProducts {
+    /// Products with columns of `depth` elements each. If products of a row with several columns are computed together,
+    /// they are contiguous by row if `by_row`, else by column.
+    ///
+    /// # Panics
+    /// If a column has another length.
+    pub fn new(instruction: Instruction, depth: usize, columns: &[MeasuredColumn<'_>], by_row: bool) -> Self {
+        let lanes = ColumnLanes::new(instruction, depth, columns, by_row);
+        ByteProducts { columns: DigitColumns::new(lanes.left(), instruction, depth, columns), lanes }
     }
 
     /// Returns whether [`multiply`](Self::multiply) needs the sums of rows' elements.
@@ -212,7 +169,7 @@ impl<'a> ByteProducts<'a> {
         assert!(rows.len().is_multiple_of(depth) && (!self.takes_sums() || sums.len() >= rows.len() / depth));
         // SAFETY: the processor has the instruction; each column has digits for all elements of a row, and the lanes
         // are those of the columns.
-        unsafe { processor::multiply((self.columns, &self.lanes), rows, sums, put) };
+        unsafe { processor::multiply((&self.columns, &self.lanes), rows, sums, put) };
     }
 }
 
@@ -220,7 +177,9 @@ impl<'a> ByteProducts<'a> {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::columns::StridedColumn;
     use super::super::digits::tests::max_error;
+    use super::super::digits::{Activations, MAX_DEPTH};
     use super::super::dot::tests::noise;
     use super::*;
 
@@ -234,11 +193,20 @@ mod tests {
         by_row: bool,
     ) -> Vec<f32> {
         let columns = columns.iter().map(|column| column.measured(depth, activations).expect("all are finite"));
-        let columns: Vec<_> = columns.collect();
-        let digits = DigitColumns::new(instruction, depth, &columns);
+        products_of_measured(instruction, a, depth, &columns.collect::<Vec<_>>(), by_row)
+    }
+
+    /// Products `[rows, columns]` of measured columns.
+    fn products_of_measured(
+        instruction: Instruction,
+        a: &[i8],
+        depth: usize,
+        columns: &[MeasuredColumn<'_>],
+        by_row: bool,
+    ) -> Vec<f32> {
         let mut out = vec![f32::NAN; a.len() / depth * columns.len()];
         let sums: Vec<i32> = a.chunks(depth).map(|row| row.iter().map(|value| i32::from(*value)).sum()).collect();
-        ByteProducts::new(&digits, by_row).multiply(a, &sums, |block| {
+        ByteProducts::new(instruction, depth, columns, by_row).multiply(a, &sums, |block| {
             for (c, column) in block.columns.iter().enumerate() {
                 for row in 0..block.rows {
                     let product = block.products[row * block.layout.row + c * block.layout.column];
@@ -292,6 +260,49 @@ mod tests {
                     prop_assert_eq!(alone, part);
                 }
             }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(96))]
+        #[test]
+        fn neighbours_in_rows_have_the_products_of_contiguous_columns(
+            rows in 1usize..20, depth in 1usize..200, count in 1usize..200, others in 0usize..40, seed: u32, form in 0usize..3
+        ) {
+            let activations = [Activations::F32, Activations::I16, Activations::I8][form];
+            let a: Vec<i8> = noise(rows * depth, seed).iter().map(|v| (v * 128.0) as i8).collect();
+            let step = count + others;
+            let mut x = noise(depth * step, !seed);
+            // in some columns, some elements are larger, so that these have more digits
+            x.iter_mut().step_by(1 + seed as usize % (7 * step)).for_each(|v| *v *= 300.0);
+            let x = &x[others / 2..];
+            let mut beside = vec![None; count];
+            measure_beside((x, step), depth, activations, &mut beside);
+            // some are left out, so that lanes are taken from places that don't follow each other
+            let is_kept = |c: usize| seed.is_multiple_of(3) || !c.is_multiple_of(2 + seed as usize % 50);
+            let beside: Vec<_> = (0..count).filter(|c| is_kept(*c)).map(|c| beside[c].expect("all are finite")).collect();
+            let copy = |c: usize| x[c..].iter().step_by(step).copied().take(depth).collect();
+            let copies: Vec<Vec<f32>> = (0..count).filter(|c| is_kept(*c)).map(copy).collect();
+            let columns: Vec<_> = copies.iter().map(|values| StridedColumn { values, step: 1 }).collect();
+            for instruction in Instruction::available() {
+                for by_row in [false, true] {
+                    let expected = products(instruction, &a, depth, &columns, activations, by_row);
+                    prop_assert_eq!(products_of_measured(instruction, &a, depth, &beside, by_row), expected);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_neighbour_without_digits_leaves_the_others_theirs() {
+        let (depth, step) = (8, 150);
+        for value in [f32::INFINITY, f32::NAN] {
+            let mut x = noise(depth * step, 3);
+            x[5 * step + 140] = value;
+            let mut found = vec![None; step];
+            measure_beside((&x, step), depth, Activations::I8, &mut found);
+            let missing: Vec<usize> = (0..step).filter(|c| found[*c].is_none()).collect();
+            assert_eq!(missing, [140]);
         }
     }
 

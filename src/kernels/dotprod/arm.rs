@@ -52,6 +52,11 @@ impl Instruction {
         true
     }
 
+    /// Returns false: columns are packed one by one.
+    pub fn packs_rows(self, _: usize) -> bool {
+        false
+    }
+
     /// Names of the available instructions.
     pub fn names() -> impl Iterator<Item = &'static str> {
         Self::available().map(|instruction| match instruction {
@@ -67,11 +72,18 @@ impl Instruction {
 }
 
 /// Columns in lanes; there are none on this architecture, where all columns are multiplied in tiles.
-pub(super) struct ColumnLanes;
+pub(super) struct ColumnLanes {
+    columns: usize,
+}
 
 impl ColumnLanes {
-    pub fn new(_: &DigitColumns, _: bool) -> Self {
-        ColumnLanes
+    pub fn new(_: Instruction, _: usize, columns: &[MeasuredColumn<'_>], _: bool) -> Self {
+        ColumnLanes { columns: columns.len() }
+    }
+
+    /// All columns.
+    pub fn left(&self) -> impl Iterator<Item = usize> {
+        0..self.columns
     }
 
     /// Returns true.

@@ -79,6 +79,11 @@ impl Instruction {
         if asked == Activations::I8 && self != Instruction::Vpdpbusd { Activations::I16 } else { asked }
     }
 
+    /// Returns whether many columns that are neighbours in the rows of a matrix are packed straight from the rows.
+    pub fn packs_rows(self, depth: usize) -> bool {
+        self == Instruction::Vpdpbusd && lanes::take(depth)
+    }
+
     /// Names of the instructions in use.
     pub fn names() -> impl Iterator<Item = &'static str> {
         let name = Self::best(Activations::I16).map(|instruction| match instruction {
@@ -198,9 +203,15 @@ unsafe fn vector_of_digits(elements: &[f32], inverse: f32) -> __m512i {
 impl DigitColumns {
     /// Columns with one digit, with two, and so on.
     fn by_digits(&self) -> [SmallVec<[usize; 8]>; DIGITS] {
-        let of = |digits| (0..self.columns.len()).filter(|c| self.columns[*c].unit.digits == digits).collect();
-        [ONE_DIGIT, TWO_DIGITS, FEW_DIGITS, DIGITS].map(of)
+        by_digits(self.columns.iter().map(|column| column.unit))
     }
+}
+
+/// Columns with one digit, with two, and so on, by the units of all columns.
+fn by_digits(units: impl Iterator<Item = Unit>) -> [SmallVec<[usize; 8]>; DIGITS] {
+    let mut found: [SmallVec<[usize; 8]>; DIGITS] = Default::default();
+    units.enumerate().for_each(|(c, unit)| found[unit.digits - ONE_DIGIT].push(c));
+    found
 }
 
 /// Passes the products of rows, whose elements have the sums `row_sums`, with columns and their lanes to `put`.
@@ -216,7 +227,7 @@ unsafe fn multiply_digits(
     mut put: impl FnMut(ProductBlock<'_>),
 ) {
     let count = rows.len().checked_div(of.depth).unwrap_or(0);
-    let [one, two, few, others] = lanes.left();
+    let [one, two, few, others] = lanes.left_by_digits();
     let most = [one, two, few, others].into_iter().map(SmallVec::len).max().unwrap_or(0);
     let mut sums: SmallVec<[BlockSums; 8]> = SmallVec::from_elem([[0; BLOCK + 4]; DIGITS], most.min(COLUMNS));
     for first in (0..count).step_by(BLOCK) {

@@ -7,9 +7,11 @@ use crate::aligned_buf::AlignedBuf;
 use crate::columns::StridedColumn;
 use crate::digits::Activations;
 use crate::dot::MAX_COLUMNS;
-use crate::dotprod::{ByteProducts, DigitColumns, Instruction, MIN_PARALLEL_ELEMENTS, MeasuredColumn, ProductBlock};
+use crate::dotprod::{
+    ByteProducts, Instruction, MIN_PARALLEL_ELEMENTS, MeasuredColumn, ProductBlock, STRIP, measure_beside,
+};
 #[cfg(target_arch = "x86_64")]
-use crate::dotprod::{StoredProducts, StoredRows};
+use crate::dotprod::{DigitColumns, StoredProducts, StoredRows};
 use crate::layout::{MatrixLayout, SharedOutput};
 use crate::pool;
 use crate::prefetch::prefetch;
@@ -36,20 +38,40 @@ impl<'a> ByteRows<'a> {
     }
 }
 
-/// Activations of a token, and their measured form: each token by itself, so that other tokens don't affect its bits.
-/// `None` if they can't be written in digits.
-type MeasurableColumn<'a> = (StridedColumn<'a>, Option<MeasuredColumn<'a>>);
+/// Minimum tokens of a product whose activations are measured and packed straight from rows, if that can be done.
+const MIN_BESIDE: usize = 64;
 
-/// Measures columns, on all threads if there is enough work.
-fn measure(all: &mut [MeasurableColumn<'_>], columns: usize, activations: Activations) {
-    let one = |(column, measured): &mut MeasurableColumn<'_>| *measured = column.measured(columns, activations);
-    if all.len() * columns > MIN_PARALLEL_ELEMENTS {
-        pool::for_each_chunk(all, all.len().div_ceil(pool::threads()).min(MAX_COLUMNS), |_, some| {
-            some.iter_mut().for_each(one)
-        });
+/// Measures the activations of tokens, on all threads if there is enough work: each token by itself, so that other
+/// tokens don't affect its bits. `None` for those that can't be written in digits.
+fn measured<'a>(
+    tokens: &[StridedColumn<'a>],
+    columns: usize,
+    activations: Activations,
+) -> SmallVec<[Option<MeasuredColumn<'a>>; MAX_COLUMNS]> {
+    let mut all = SmallVec::from_elem(None, tokens.len());
+    let part = tokens.len().div_ceil(pool::threads()).clamp(1, MAX_COLUMNS);
+    let measure = |i: usize, some: &mut [Option<MeasuredColumn<'a>>]| {
+        let own = some.iter_mut().zip(&tokens[i * part..]);
+        own.for_each(|(measured, token)| *measured = token.measured(columns, activations));
+    };
+    if tokens.len() * columns > MIN_PARALLEL_ELEMENTS {
+        pool::for_each_chunk(&mut all, part, measure);
     } else {
-        all.iter_mut().for_each(one);
+        all.chunks_mut(part).enumerate().for_each(|(i, some)| measure(i, some));
     }
+    all
+}
+
+/// Measures the activations of many tokens that are neighbours in rows, as [`measured`].
+fn measured_beside<'a>(
+    (x, step): (&'a [f32], usize),
+    (columns, tokens): (usize, usize),
+    activations: Activations,
+) -> Vec<Option<MeasuredColumn<'a>>> {
+    let mut all = vec![None; tokens];
+    let part = tokens.div_ceil(pool::threads()).next_multiple_of(16).min(STRIP);
+    pool::for_each_chunk(&mut all, part, |i, some| measure_beside((&x[i * part..], step), columns, activations, some));
+    all
 }
 
 /// Activations of many tokens, stored by token.
@@ -181,13 +203,15 @@ pub(super) fn by_digits<'w>(
         ByteRows::Stored(stored) => instruction.takes_many() && stored.takes_many(activations),
     };
     let is_many = |product: &TokenProduct<'_>| product.tokens > MAX_COLUMNS;
-    // strided columns are read several times
+    let packs_rows = matches!(stored, ByteRows::Plain(_)) && instruction.packs_rows(columns);
+    let are_beside = |product: &TokenProduct<'_>| packs_rows && product.tokens >= MIN_BESIDE && product.x.1.column == 1;
+    // otherwise strided columns would be read several times
     let moved = |product: &&mut TokenProduct<'_>| {
         let scattered = takes_many && is_many(product) && product.x.1.row != 1 && columns > 0;
-        scattered.then(|| by_token(product.x, (columns, product.tokens)))
+        (scattered && !are_beside(product)).then(|| by_token(product.x, (columns, product.tokens)))
     };
     let moved: SmallVec<[Option<AlignedBuf>; MAX_COLUMNS]> = products.iter().map(moved).collect();
-    let mut all = SmallVec::<[MeasurableColumn<'_>; MAX_COLUMNS]>::new();
+    let mut tokens = SmallVec::<[StridedColumn<'_>; MAX_COLUMNS]>::new();
     let mut taken = SmallVec::<[_; MAX_COLUMNS]>::new();
     let mut left = Products::new();
     for (product, moved) in std::mem::take(products).into_iter().zip(&moved) {
@@ -199,30 +223,36 @@ pub(super) fn by_digits<'w>(
             Some(moved) => (moved.as_floats(), MatrixLayout { row: 1, column: columns }),
             None => product.x,
         };
-        let of_token = |token: usize| StridedColumn { values: &x[token * layout.column..], step: layout.row };
-        all.extend((0..product.tokens).map(|token| (of_token(token), None)));
-        taken.push(product);
+        let beside =
+            are_beside(product).then(|| measured_beside((x, layout.row), (columns, product.tokens), activations));
+        if beside.is_none() {
+            let of_token = |token: usize| StridedColumn { values: &x[token * layout.column..], step: layout.row };
+            tokens.extend((0..product.tokens).map(of_token));
+        }
+        taken.push((product, beside));
     }
-    measure(&mut all, columns, activations);
+    let all = measured(&tokens, columns, activations);
     let mut inputs = SmallVec::<[MeasuredColumn<'_>; MAX_COLUMNS]>::new();
     let mut outputs = SmallVec::<[(SharedOutput, usize); MAX_COLUMNS]>::new();
     let mut rest = all.as_slice();
-    for product in taken {
-        let (own, others) = rest.split_at(product.tokens);
-        rest = others;
-        if own.iter().any(|(_, measured)| measured.is_none()) {
+    for (product, beside) in taken {
+        let own = beside.as_deref().unwrap_or_else(|| {
+            let (own, others) = rest.split_at(product.tokens);
+            rest = others;
+            own
+        });
+        if own.iter().any(Option::is_none) {
             left.push(product);
             continue;
         }
         let out = SharedOutput::new(product.out.0, product.out.1);
-        inputs.extend(own.iter().filter_map(|(_, measured)| *measured));
+        inputs.extend(own.iter().flatten().copied());
         outputs.extend((0..product.tokens).map(|token| (out, token)));
     }
     *products = left;
     if inputs.is_empty() {
         return;
     }
-    let digits = DigitColumns::new(instruction, columns, &inputs);
     // scales of blocks are in the products already
     let (factors, factor) = match scales.values.as_slice() {
         _ if scales.blocks > 1 => (None, 1.0),
@@ -235,7 +265,7 @@ pub(super) fn by_digits<'w>(
     let put = |block: ProductBlock<'_>| unsafe { results.put(block) };
     match stored {
         ByteRows::Plain(values) => {
-            let all = ByteProducts::new(&digits, results.are_by_row());
+            let all = ByteProducts::new(instruction, columns, &inputs, results.are_by_row());
             let sums = if all.takes_sums() { weight.row_sums() } else { &[] };
             for_each_part(rows, columns, |first, count| {
                 let rows = &values[first * columns..][..count * columns];
@@ -245,6 +275,7 @@ pub(super) fn by_digits<'w>(
         }
         #[cfg(target_arch = "x86_64")]
         ByteRows::Stored(stored) => {
+            let digits = DigitColumns::new(0..inputs.len(), instruction, columns, &inputs);
             let all = StoredProducts::new(&digits, stored);
             let looks_up_once = takes_many && all.looks_up_again();
             for_each_part(rows, columns, |first, count| {

@@ -6,12 +6,14 @@ use std::arch::x86_64::*;
 
 use smallvec::SmallVec;
 
-use super::super::{DigitColumns, ProductBlock};
-use super::{BLOCK, Instruction, STEP};
+use super::super::{DigitColumns, MeasuredColumn, ProductBlock};
+use super::{BLOCK, Instruction, STEP, by_digits};
 use crate::aligned_buf::AlignedBuf;
 use crate::digits::{DIGITS, ONE_DIGIT};
 use crate::layout::MatrixLayout;
 use crate::pool;
+
+mod pack;
 
 /// Lanes of a vector.
 const LANES: usize = 16;
@@ -29,6 +31,11 @@ const HALF: usize = LANES / 2;
 const COLUMN: usize = BLOCK + HALF;
 /// Minimum groups for which threads are used to pack them.
 const MIN_PARALLEL_GROUPS: usize = 2;
+
+/// Returns whether columns of `depth` elements can be in lanes.
+pub(super) fn take(depth: usize) -> bool {
+    depth.is_multiple_of(NEIGHBOURS)
+}
 
 /// Columns of a group, all with the same number of digits.
 struct Group {
@@ -50,18 +57,22 @@ pub(in super::super) struct ColumnLanes {
 }
 
 impl ColumnLanes {
-    /// Groups columns if enough of them have the same number of digits and rows consist of fours.
-    pub fn new(of: &DigitColumns, by_row: bool) -> Self {
-        let mut left = of.by_digits();
+    /// Groups columns of `depth` elements if enough of them have the same number of digits and rows consist of fours.
+    ///
+    /// # Panics
+    /// If a column has another length.
+    pub fn new(instruction: Instruction, depth: usize, columns: &[MeasuredColumn<'_>], by_row: bool) -> Self {
+        assert!(columns.iter().all(|column| column.count == depth));
+        let mut left = by_digits(columns.iter().map(|column| column.unit));
         let mut groups = SmallVec::<[Group; 4]>::new();
         let mut words = 0;
-        if of.instruction == Instruction::Vpdpbusd && of.depth.is_multiple_of(NEIGHBOURS) {
+        if instruction == Instruction::Vpdpbusd && take(depth) {
             for (columns, digits) in left.iter_mut().zip(ONE_DIGIT..) {
                 let last = columns.len() % (LANES / digits);
                 let taken = if last * digits < MIN_LANES { columns.len() - last } else { columns.len() };
                 for own in columns[..taken].chunks(VECTORS * (LANES / digits)) {
                     let group = Group { columns: own.into(), digits, place: words };
-                    words += group.words(of.depth);
+                    words += group.words(depth);
                     groups.push(group);
                 }
                 columns.drain(..taken);
@@ -70,11 +81,12 @@ impl ColumnLanes {
         let mut packed = AlignedBuf::new(words);
         let (mut rest, mut parts) = (&mut packed.words()[..words], SmallVec::<[_; 4]>::new());
         for group in &groups {
-            let (own, others) = std::mem::take(&mut rest).split_at_mut(group.words(of.depth));
+            let (own, others) = std::mem::take(&mut rest).split_at_mut(group.words(depth));
             parts.push((own, group));
             rest = others;
         }
-        let pack = |_: usize, (words, group): &mut (&mut [u32], &Group)| group.pack(of, words);
+        // SAFETY: the processor has the instruction.
+        let pack = |_: usize, (words, group): &mut (&mut [u32], &Group)| unsafe { group.pack(columns, words) };
         if parts.len() < MIN_PARALLEL_GROUPS {
             parts.iter_mut().for_each(|part| pack(0, part));
         } else {
@@ -94,8 +106,13 @@ impl ColumnLanes {
         self.groups.is_empty()
     }
 
+    /// Columns without lanes.
+    pub fn left(&self) -> impl Iterator<Item = usize> {
+        self.left.iter().flatten().copied()
+    }
+
     /// Columns without lanes, by number of digits.
-    pub fn left(&self) -> &[SmallVec<[usize; 8]>; DIGITS] {
+    pub fn left_by_digits(&self) -> &[SmallVec<[usize; 8]>; DIGITS] {
         &self.left
     }
 
@@ -148,28 +165,6 @@ impl Group {
     /// Number of words of its lanes.
     fn words(&self, depth: usize) -> usize {
         depth / NEIGHBOURS * self.vectors() * LANES
-    }
-
-    /// Writes the vectors of lanes for each four neighbours. Unused lanes are zeros.
-    fn pack(&self, of: &DigitColumns, words: &mut [u32]) {
-        /// Adds 128 to four digits.
-        const MIDDLE: u32 = 0x8080_8080;
-        let (width, all) = (self.width(), self.vectors() * LANES);
-        if self.columns.len() * self.digits < all {
-            words.fill(0);
-        }
-        let columns: SmallVec<[&[[u32; STEP / NEIGHBOURS]]; LANES]> =
-            self.columns.iter().map(|column| bytemuck::cast_slice(of.digits_of(*column))).collect();
-        for (step, out) in words.chunks_mut(STEP / NEIGHBOURS * all).enumerate() {
-            for (c, column) in columns.iter().enumerate() {
-                for (digit, digits) in column[step * self.digits..][..self.digits].iter().enumerate() {
-                    let lane = c / width * LANES + digit * width + c % width;
-                    for (out, near) in out.chunks_exact_mut(all).zip(digits) {
-                        out[lane] = near ^ MIDDLE;
-                    }
-                }
-            }
-        }
     }
 
     /// Writes the products of a block's rows, `R` at a time, with the columns, in `V` vectors. Prefetches if `ask`.

@@ -474,7 +474,7 @@ mod tests {
         let column = |x| StridedColumn { values: x, step: 1 };
         let measured = columns.iter().map(|x| column(x).measured(x.len(), activations).expect("finite"));
         let measured: Vec<_> = measured.collect();
-        let digits = DigitColumns::new(instruction, weight.columns(), &measured);
+        let digits = DigitColumns::new(0..measured.len(), instruction, weight.columns(), &measured);
         let stored = StoredProducts::new(&digits, rows);
         let mut out = vec![vec![f32::NAN; weight.rows()]; columns.len()];
         let put = |out: &mut [Vec<f32>], block: ProductBlock<'_>| {
