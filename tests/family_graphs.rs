@@ -9,6 +9,7 @@ use crate::common::fp16_literals::Fp16Literals;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
+use std::sync::LazyLock;
 
 use anec::base::Result;
 use anec::bundle::{Port, PortDim, PortRole, Stage, TokenCount};
@@ -23,7 +24,7 @@ use anec::source::{Ledger, Source};
 use rayon::prelude::*;
 
 /// Forms in which any two choices meet.
-fn forms() -> Vec<LoweringOptions> {
+static FORMS: LazyLock<Vec<LoweringOptions>> = LazyLock::new(|| {
     let bodies = [
         (LinearForm::Conv, NormForm::Accurate),
         (LinearForm::Conv, NormForm::Naive),
@@ -45,7 +46,7 @@ fn forms() -> Vec<LoweringOptions> {
         }
     };
     covering(&[2, 2, 3, 2, 4, 2, 2], 2).into_iter().map(form).collect()
-}
+});
 
 fn check(model: &dyn FamilyModel, form: LoweringOptions) -> Result<()> {
     let facts = model.facts();
@@ -149,8 +150,8 @@ fn every_family_builds_in_every_form() {
             assert!(!totals.ignored.keys().any(other), "{path}: {totals:?}");
             // the graph doesn't depend on the kind of source (see below)
             let count = if case["hugging_face"] == path { usize::MAX } else { 1 };
-            for form in forms().into_iter().skip(own).step_by(siblings.len()).take(count) {
-                check(&*model, form).unwrap_or_else(|e| panic!("{path}: {form:?}: {e}"));
+            for form in FORMS.iter().skip(own).step_by(siblings.len()).take(count) {
+                check(&*model, *form).unwrap_or_else(|e| panic!("{path}: {form:?}: {e}"));
             }
         }
     });
@@ -183,7 +184,7 @@ fn both_kinds_of_source_give_the_same_graph() {
                     most_tokens: 4,
                     head: HeadOutputs::default(),
                 };
-                model.build(&forms()[0], &request, &mut Fp16Literals).expect("a graph").function
+                model.build(&FORMS[0], &request, &mut Fp16Literals).expect("a graph").function
             })
         });
         assert!(hugging_face == gguf, "{}", case["name"]);

@@ -1,6 +1,6 @@
 //! Covering arrays: few combinations of choices in which any few choices still occur together.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The choices of `strength` factors, by factor.
 type ChoiceTuple = Vec<(usize, usize)>;
@@ -30,16 +30,22 @@ fn product(choices: &[usize]) -> Vec<Vec<usize>> {
 /// Combinations in which any choices of any `strength` factors occur together at least once. Greedy, the same every
 /// time; the first is the first choice of every factor.
 pub fn covering(choices: &[usize], strength: usize) -> Vec<Vec<usize>> {
-    let all: Vec<(Vec<usize>, Vec<ChoiceTuple>)> =
-        product(choices).into_iter().map(|c| (c.clone(), tuples(&c, strength))).collect();
-    let mut missing: BTreeSet<&ChoiceTuple> = all.iter().flat_map(|(_, tuples)| tuples).collect();
+    let all = product(choices);
+    let mut numbers = BTreeMap::new();
+    let mut number = |tuple: ChoiceTuple| {
+        let next = numbers.len();
+        *numbers.entry(tuple).or_insert(next)
+    };
+    let numbered = |combination: &Vec<usize>| tuples(combination, strength).into_iter().map(&mut number).collect();
+    let of_combination: Vec<Vec<usize>> = all.iter().map(numbered).collect();
+    let mut is_missing = vec![true; numbers.len()];
     let mut out = Vec::new();
-    while !missing.is_empty() {
-        let gain = |tuples: &[ChoiceTuple]| tuples.iter().filter(|tuple| missing.contains(tuple)).count();
+    while is_missing.contains(&true) {
+        let gain = |own: &[usize]| own.iter().filter(|tuple| is_missing[**tuple]).count();
         // the first of the best
-        let best = all.iter().rev().max_by_key(|(_, tuples)| gain(tuples)).expect("a combination");
-        best.1.iter().for_each(|tuple| _ = missing.remove(tuple));
-        out.push(best.0.clone());
+        let best = (0..all.len()).rev().max_by_key(|i| gain(&of_combination[*i])).expect("a combination");
+        of_combination[best].iter().for_each(|tuple| is_missing[*tuple] = false);
+        out.push(all[best].clone());
     }
     out
 }

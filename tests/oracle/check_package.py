@@ -22,6 +22,8 @@ Exit code: 0 all sound, 1 some error (with --strict, also some warning), 2 usage
 
 import argparse
 import contextlib
+import functools
+import gc
 import json
 import logging
 import re
@@ -48,6 +50,15 @@ try:
 except Exception as error:
     print(f"check_package: coremltools is not usable here: {error}", file=sys.stderr)
     sys.exit(3)
+
+# What coremltools says of a type is asked twenty times for each op, and never changes.
+_of_type = sys.modules["coremltools.converters.mil.mil.types.get_type_info"].get_type_info
+_of_type_once = functools.cache(_of_type)
+for _module in list(sys.modules.values()):
+    if getattr(_module, "get_type_info", None) is _of_type:
+        _module.get_type_info = _of_type_once
+# no search for garbage among what is imported
+gc.freeze()
 
 MIL = proto.MIL_pb2
 VERBOSE = False
