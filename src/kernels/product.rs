@@ -429,7 +429,7 @@ mod tests {
         for weight in &weights {
             let mut dense = vec![0.0; rows * columns];
             dense.chunks_mut(columns).enumerate().for_each(|(row, out)| weight.expand_row(row, out));
-            for (tokens, by_token) in [1, 2, 3, 5, 8, 9, 40].into_iter().flat_map(|t| [(t, false), (t, true)]) {
+            for (tokens, by_token) in [1, 2, 3, 5, 8, 9, 40, 100].into_iter().flat_map(|t| [(t, false), (t, true)]) {
                 let x = noise(columns * tokens, 3);
                 for (activations, limit) in ACTIVATIONS {
                     let layout = |size: usize| match by_token {
@@ -454,6 +454,23 @@ mod tests {
         }
     }
 
+    #[test]
+    fn rows_without_elements_give_the_bias() {
+        let weight = StoredWeight::scaled(
+            vec![3, 0],
+            Arc::new(Elements::Int8(Vec::new().into())),
+            Scales { values: vec![1.0], blocks: 1 },
+        );
+        for (activations, _) in ACTIVATIONS {
+            for tokens in [1, 2, 9, 70] {
+                let layout = MatrixLayout { row: tokens, column: 1 };
+                let mut out = vec![f32::NAN; 3 * tokens];
+                multiply(&weight, activations, (&[], layout), tokens, Some(&[1.0, 2.0, 3.0]), (&mut out, layout));
+                assert!(out.chunks(tokens).zip([1.0, 2.0, 3.0]).all(|(row, bias)| row.iter().all(|v| *v == bias)));
+            }
+        }
+    }
+
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn tokens_in_byte_products_have_the_bits_that_they_have_alone() {
@@ -461,7 +478,7 @@ mod tests {
         if !multiplies(Activations::I16) {
             return anec_base::skipped("this processor has neither AVX-512 VNNI nor AVX2 alone");
         }
-        let (rows, columns, tokens) = (70, 2200, 45);
+        let (rows, columns, tokens) = (70, 2200, 75);
         let bytes: Vec<i8> = noise(rows * columns, 1).iter().map(|v| (v * 127.0) as i8).collect();
         let scales = || Scales { values: noise(rows, 2), blocks: 1 };
         let coded = |bits: usize, numbers: Vec<f32>| {
@@ -518,7 +535,8 @@ mod tests {
         ];
         let bias = noise(rows, 2);
         // tokens of each product, and whether they are stored by token
-        let forms = [(1, false), (1, true), (9, false), (3, false), (8, true), (0, true), (1, false), (2, true)];
+        let forms =
+            [(1, false), (1, true), (9, false), (3, false), (8, true), (70, false), (0, true), (1, false), (2, true)];
         let layout = |(tokens, by_token): (usize, bool), size: usize| match by_token {
             true => MatrixLayout { row: 1, column: size },
             false => MatrixLayout { row: tokens, column: 1 },

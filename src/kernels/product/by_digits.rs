@@ -192,6 +192,9 @@ pub(super) fn by_digits<'w>(
 ) {
     let (Some(instruction), Some(stored)) = (Instruction::best(activations), ByteRows::new(weight)) else { return };
     let (rows, columns, scales) = (weight.rows(), weight.columns(), weight.scales());
+    if columns == 0 {
+        return;
+    }
     let activations = match stored {
         ByteRows::Plain(_) => instruction.activations(activations),
         #[cfg(target_arch = "x86_64")]
@@ -207,7 +210,7 @@ pub(super) fn by_digits<'w>(
     let are_beside = |product: &TokenProduct<'_>| packs_rows && product.tokens >= MIN_BESIDE && product.x.1.column == 1;
     // otherwise strided columns would be read several times
     let moved = |product: &&mut TokenProduct<'_>| {
-        let scattered = takes_many && is_many(product) && product.x.1.row != 1 && columns > 0;
+        let scattered = takes_many && is_many(product) && product.x.1.row != 1;
         (scattered && !are_beside(product)).then(|| by_token(product.x, (columns, product.tokens)))
     };
     let moved: SmallVec<[Option<AlignedBuf>; MAX_COLUMNS]> = products.iter().map(moved).collect();
