@@ -29,8 +29,6 @@ const MAX_COLUMNS: usize = VECTORS * LANES / ONE_DIGIT;
 const HALF: usize = LANES / 2;
 /// Distance of columns in products by column: whole transposed tiles of a block's rows.
 const COLUMN: usize = BLOCK + HALF;
-/// Minimum groups for which threads are used to pack them.
-const MIN_PARALLEL_GROUPS: usize = 2;
 
 /// Returns whether columns of `depth` elements can be in lanes.
 pub(super) fn take(depth: usize) -> bool {
@@ -86,12 +84,7 @@ impl ColumnLanes {
             rest = others;
         }
         // SAFETY: the processor has the instruction.
-        let pack = |_: usize, (words, group): &mut (&mut [u32], &Group)| unsafe { group.pack(columns, words) };
-        if parts.len() < MIN_PARALLEL_GROUPS {
-            parts.iter_mut().for_each(|part| pack(0, part));
-        } else {
-            pool::for_each_mut(&mut parts, pack);
-        }
+        pool::for_each_mut(&mut parts, |_, (words, group)| unsafe { group.pack(columns, words) });
         drop(parts);
         ColumnLanes { groups, packed, left, by_row }
     }
