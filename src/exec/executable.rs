@@ -36,7 +36,7 @@ pub enum Precision {
     /// As [`Precision::F32`], but products that are summed in integers use 16-bit activations ([`Activations::I16`]):
     /// faster for many tokens, and as exact as fp16 activations.
     I16,
-    /// As [`Precision::I16`] with 8-bit activations for tokens without much larger elements ([`Activations::I8`]):
+    /// As [`Precision::I16`] with 8-bit activations but for a token's largest elements ([`Activations::I8`]):
     /// faster for many tokens, less exact.
     I8,
     /// Every result declared fp16 is rounded to fp16 (nearest even, infinite beyond the range). Sums, matrix products

@@ -13,8 +13,9 @@
 //!
 //! [`Activations::I16`] saves one more digit: two if no element is much larger than the others, with an error of at
 //! most a 2^11th of the root mean square, and three otherwise. [`Activations::I8`] takes a single digit if no element
-//! is larger than [`LARGEST_OF_ONE`] times the root mean square, and is `I16` otherwise. Its unit is the 127th of the
-//! largest element, no power of two, which would waste up to a bit.
+//! is larger than [`LARGEST_OF_ONE`] times the root mean square. Its unit is the 127th of the largest element, no power
+//! of two, which would waste up to a bit. If some elements are larger, the unit is that of a column whose largest
+//! element is just as large as one digit allows, and only those elements need the second digit: kernels skip the zeros.
 
 /// Rounding of activations before a product that is summed in integers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,9 +27,10 @@ pub enum Activations {
     /// Tokens with an element much larger than the others have 24 bits. Nothing is rounded where the processor sums in
     /// f32, or on 64-bit Arm, whose instructions take more bits at no cost.
     I16,
-    /// 8-bit integers per token: an error of at most a 254th of the largest element. Tokens with an element much
-    /// larger than the others are rounded as in [`I16`](Self::I16), and so are products with codes whose numbers take
-    /// more than a byte, and all products where the processor doesn't sum products of bytes (`VPDPBUSD`).
+    /// 8-bit integers per token: an error of at most a 254th of the largest element, or of 4 times the root mean square
+    /// if that is less; elements that don't fit take 16 bits. Tokens with an element more than about 60 times the
+    /// root mean square are rounded as in [`I16`](Self::I16), and so are products with codes whose numbers take more
+    /// than a byte, and all products where the processor doesn't sum products of bytes (`VPDPBUSD`).
     I8,
 }
 
@@ -41,13 +43,13 @@ pub(super) const TWO_DIGITS: usize = 2;
 /// Digits of a column with [`Activations::I8`] whose elements are about equally large.
 pub(super) const ONE_DIGIT: usize = 1;
 /// Largest element of a column of one digit, in multiples of the root mean square.
-const LARGEST_OF_ONE: f32 = 8.0;
+const LARGEST_OF_ONE: f32 = 4.0;
 /// Smallest such element: the unit's inverse is finite.
 const SMALLEST_OF_ONE: f32 = 1e-30;
 /// Maximum elements of a row: a sum of as many byte products fits into 32 bits.
 pub(super) const MAX_DEPTH: usize = 1 << 16;
 
-/// Unit of a column's integers: a power of two, or the 127th of the largest element for one digit.
+/// Unit of a column's integers: a power of two, or the 127th of the largest element with one digit.
 #[derive(Clone, Copy)]
 pub(super) struct Unit {
     pub size: f32,
@@ -56,6 +58,9 @@ pub(super) struct Unit {
     /// Digits of the integers, up to [`DIGITS`].
     #[cfg_attr(all(target_arch = "aarch64", not(test)), expect(dead_code, reason = "its instructions take four"))]
     pub digits: usize,
+    /// Whether few integers need more than the lowest digit.
+    #[cfg_attr(all(target_arch = "aarch64", not(test)), expect(dead_code, reason = "its instructions take four"))]
+    pub is_mostly_one: bool,
 }
 
 impl Unit {
@@ -64,24 +69,29 @@ impl Unit {
     /// mean square of the third digit is at least 4, and for zeros. `None` if the element isn't finite.
     pub fn of(activations: Activations, bits: u32, squares: u32, count: usize) -> Option<Unit> {
         let is_even = bits == 0 || squares as usize / 16 >= count;
-        match (activations, is_even) {
+        let of_i8 = || (activations == Activations::I8).then(|| Unit::of_i8(bits, squares, count)).flatten();
+        of_i8().or_else(|| match (activations, is_even) {
             (Activations::F32, false) => Unit::of_four(bits),
             (Activations::F32, true) | (_, false) => Unit::of_few(bits),
-            (Activations::I8, true) if Unit::is_flat(bits, squares, count) => Some(Unit::of_one(f32::from_bits(bits))),
             (Activations::I8 | Activations::I16, true) => Unit::of_two(bits),
-        }
+        })
     }
 
-    /// Returns whether one digit suffices, for `squares` as in [`of`](Unit::of).
-    fn is_flat(bits: u32, squares: u32, count: usize) -> bool {
+    /// Unit with one digit, or with one for most elements; `squares` as in [`of`](Unit::of). `None` if the root mean
+    /// square of the third digit is less than 2: it would be too inexact, and the larger elements too many.
+    fn of_i8(bits: u32, squares: u32, count: usize) -> Option<Unit> {
         let largest = f32::from_bits(bits);
-        let third = Unit::of_few(bits).map_or(f32::INFINITY, |few| largest * few.inverse / 65536.0);
-        largest >= SMALLEST_OF_ONE && third * third * count as f32 <= LARGEST_OF_ONE * LARGEST_OF_ONE * squares as f32
-    }
-
-    /// Unit with one digit.
-    fn of_one(largest: f32) -> Unit {
-        Unit { size: largest / 127.0, inverse: 127.0 / largest, digits: ONE_DIGIT }
+        // of an element that is 1 in its third digit
+        let third = Unit::of_few(bits)?.size * 65536.0;
+        let most = LARGEST_OF_ONE * (squares as f32 / count as f32).sqrt() * third;
+        let is_known = largest >= SMALLEST_OF_ONE && squares as usize / 4 >= count;
+        let of = |most: f32| Unit {
+            size: most / 127.0,
+            inverse: 127.0 / most,
+            digits: if largest <= most { ONE_DIGIT } else { TWO_DIGITS },
+            is_mostly_one: largest > most,
+        };
+        is_known.then(|| of(largest.min(most)))
     }
 
     /// Unit with four digits.
@@ -116,7 +126,7 @@ impl Unit {
         // a unit and its inverse are normal numbers; tiny columns get the smallest such unit
         let exponent = exponent.max(most - 126);
         let power = |exponent: i32| f32::from_bits(((exponent + 127) as u32) << 23);
-        Unit { size: power(exponent - most), inverse: power(most - exponent), digits }
+        Unit { size: power(exponent - most), inverse: power(most - exponent), digits, is_mostly_one: false }
     }
 }
 
@@ -171,8 +181,9 @@ pub(super) mod tests {
         let mean_square = column.iter().map(|x| x * x).sum::<f64>() / column.len().max(1) as f64;
         let fewer = if activations == Activations::F32 { 0 } else { 8 };
         let off = (largest / f64::from(1 << (30 - fewer))).max(mean_square.sqrt() / f64::from(1 << (19 - fewer)));
-        let is_flat = largest <= f64::from(LARGEST_OF_ONE) * 1.01 * mean_square.sqrt();
-        if activations == Activations::I8 && is_flat { off.max(largest / 253.9) } else { off }
+        // the root mean square is known to a third at least
+        let of_one = largest.min(f64::from(LARGEST_OF_ONE) * 1.34 * mean_square.sqrt());
+        if activations == Activations::I8 { off.max(of_one / 253.9) } else { off }
     }
 
     #[test]
@@ -219,23 +230,28 @@ pub(super) mod tests {
                 assert!(unit(0).is_none() && unit(1 << 20).is_none());
             }
         }
-        for (activations, many, few) in [
-            (Activations::F32, DIGITS, FEW_DIGITS),
-            (Activations::I16, FEW_DIGITS, TWO_DIGITS),
-            (Activations::I8, FEW_DIGITS, TWO_DIGITS),
+        for (activations, least, many, few) in [
+            (Activations::F32, 160, DIGITS, FEW_DIGITS),
+            (Activations::I16, 160, FEW_DIGITS, TWO_DIGITS),
+            (Activations::I8, 40, FEW_DIGITS, TWO_DIGITS),
         ] {
             let digits = |largest: f32, squares| Unit::of(activations, largest.to_bits(), squares, 10).unwrap().digits;
-            assert_eq!([digits(1.0, 159), digits(1.0, 160), digits(0.0, 0)], [many, few, few]);
+            assert_eq!([digits(1.0, least - 1), digits(1.0, least), digits(0.0, 0)], [many, few, few]);
         }
-        // the third digit of 1 is 64: a root mean square of an eighth is 8
-        let digits = |largest: f32, squares| Unit::of(Activations::I8, largest.to_bits(), squares, 10).unwrap().digits;
-        assert_eq!([digits(1.0, 639), digits(1.0, 640), digits(1e-31, 640)], [TWO_DIGITS, ONE_DIGIT, TWO_DIGITS]);
-        for element in [1.0, -0.3, 0.7381, 1e-4] {
-            let unit = Unit::of_one(1.0);
-            // SAFETY: the unit is that of a column with this element.
-            let digits = unsafe { digits_of(element, unit.inverse) }.to_le_bytes().map(|byte| byte as i8);
-            assert_eq!(digits[1..], [0; 3]);
-            assert!((f32::from(digits[0]) * unit.size - element).abs() <= 1.0 / 253.9, "{element}");
+        // the third digit of 1 is 64: a root mean square of a quarter is 16
+        let unit = |largest: f32, squares| Unit::of(Activations::I8, largest.to_bits(), squares, 10).unwrap();
+        let digits = |largest, squares| unit(largest, squares).digits;
+        assert_eq!([digits(1.0, 2559), digits(1.0, 2560), digits(1e-31, 2560)], [TWO_DIGITS, ONE_DIGIT, TWO_DIGITS]);
+        assert!(unit(1.0, 2559).is_mostly_one && !unit(1.0, 2560).is_mostly_one && !unit(1e-31, 2560).is_mostly_one);
+        // a root mean square of a 32nd: larger elements than an eighth take two digits
+        for (unit, first) in [(unit(1.0, 2560), 2.0), (unit(1.0, 40), 0.125)] {
+            for element in [1.0, -0.3, 0.7381, 1e-4, 0.1249, 0.126, -0.1249, -0.127] {
+                // SAFETY: the unit is that of a column with this element.
+                let digits = unsafe { digits_of(element, unit.inverse) }.to_le_bytes().map(|byte| byte as i8);
+                assert_eq!((digits[1] != 0, &digits[2..]), (element.abs() > first, &[0; 2][..]), "{element}");
+                let whole = f32::from(digits[1]) * 256.0 + f32::from(digits[0]);
+                assert!((whole * unit.size - element).abs() <= first.min(1.0) / 253.9, "{element}");
+            }
         }
     }
 }

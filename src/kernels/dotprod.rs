@@ -293,6 +293,37 @@ mod tests {
         }
     }
 
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+        #[test]
+        fn second_digits_of_few_elements_count_in_every_form(
+            rows in 1usize..60, fours in 25usize..75, count in 1usize..150, large in prop::collection::vec(0usize..100, 0..3),
+            scattered: bool, seed: u32
+        ) {
+            let depth = 4 * fours;
+            let a: Vec<i8> = noise(rows * depth, seed).iter().map(|v| (v * 128.0) as i8).collect();
+            let mut x = noise(depth * count, !seed);
+            for (c, k) in (0..count).flat_map(|c| large.iter().map(move |k| (c, *k))) {
+                // at the same place in all columns, or each at its own
+                x[(if scattered { (k + 7 * c) % depth } else { k }) * count + c] = if c % 2 == 0 { 25.0 } else { -30.0 };
+            }
+            let mut beside = vec![None; count];
+            measure_beside((&x, count), depth, Activations::I8, &mut beside);
+            let beside: Vec<_> = beside.into_iter().map(|column| column.expect("all are finite")).collect();
+            prop_assert!(beside.iter().all(|column| column.unit.is_mostly_one != large.is_empty()));
+            let copies: Vec<Vec<f32>> = (0..count).map(|c| x[c..].iter().step_by(count).copied().collect()).collect();
+            let columns: Vec<_> = copies.iter().map(|values| StridedColumn { values, step: 1 }).collect();
+            for instruction in Instruction::available() {
+                let found = products(instruction, &a, depth, &columns, Activations::I8, seed % 2 == 0);
+                prop_assert_eq!(&products_of_measured(instruction, &a, depth, &beside, seed % 2 == 1), &found);
+                for (c, column) in columns.iter().enumerate() {
+                    let alone = products(instruction, &a, depth, &[*column], Activations::I8, false);
+                    prop_assert_eq!(alone, found.iter().skip(c).step_by(count).copied().collect::<Vec<_>>());
+                }
+            }
+        }
+    }
+
     #[test]
     fn a_neighbour_without_digits_leaves_the_others_theirs() {
         let (depth, step) = (8, 150);

@@ -1,6 +1,8 @@
 //! Many columns in lanes: a lane of a vector holds four neighbours of one digit of a column, and all lanes are
 //! multiplied with the same four neighbours of a row, so that no sum crosses lanes. The unsigned operand is the digit,
 //! with 128 added; 128 times the sum of the row's elements is subtracted.
+//!
+//! Columns whose elements mostly take one digit have lanes of it alone, and their second digits are [Rare].
 
 use std::arch::x86_64::*;
 
@@ -9,11 +11,14 @@ use smallvec::SmallVec;
 use super::super::{DigitColumns, MeasuredColumn, ProductBlock};
 use super::{BLOCK, Instruction, STEP, by_digits};
 use crate::aligned_buf::AlignedBuf;
-use crate::digits::{DIGITS, ONE_DIGIT};
+use crate::digits::{DIGITS, ONE_DIGIT, TWO_DIGITS};
 use crate::layout::MatrixLayout;
 use crate::pool;
 
 mod pack;
+mod rare;
+
+use rare::Rare;
 
 /// Lanes of a vector.
 const LANES: usize = 16;
@@ -38,9 +43,12 @@ pub(super) fn take(depth: usize) -> bool {
 /// Columns of a group, all with the same number of digits.
 struct Group {
     columns: SmallVec<[usize; LANES]>,
+    /// Digits in lanes.
     digits: usize,
     /// First word of its lanes.
     place: usize,
+    /// Second digits, if they aren't in lanes.
+    rare: Option<Rare>,
 }
 
 /// Columns in lanes.
@@ -65,20 +73,26 @@ impl ColumnLanes {
         let mut groups = SmallVec::<[Group; 4]>::new();
         let mut words = 0;
         if instruction == Instruction::Vpdpbusd && take(depth) {
-            for (columns, digits) in left.iter_mut().zip(ONE_DIGIT..) {
+            let mut group = |columns: &mut SmallVec<[usize; 8]>, digits: usize, rare: Option<Rare>| {
                 let last = columns.len() % (LANES / digits);
                 let taken = if last * digits < MIN_LANES { columns.len() - last } else { columns.len() };
                 for own in columns[..taken].chunks(VECTORS * (LANES / digits)) {
-                    let group = Group { columns: own.into(), digits, place: words };
+                    let group = Group { columns: own.into(), digits, place: words, rare: rare.clone() };
                     words += group.words(depth);
                     groups.push(group);
                 }
                 columns.drain(..taken);
-            }
+            };
+            let two = &mut left[TWO_DIGITS - ONE_DIGIT];
+            let (mut mostly_one, others) = two.iter().copied().partition(|column| columns[*column].unit.is_mostly_one);
+            group(&mut mostly_one, ONE_DIGIT, Some(Rare::default()));
+            *two = others;
+            left.iter_mut().zip(ONE_DIGIT..).for_each(|(columns, digits)| group(columns, digits, None));
+            left[TWO_DIGITS - ONE_DIGIT].extend(mostly_one);
         }
         let mut packed = AlignedBuf::new(words);
         let (mut rest, mut parts) = (&mut packed.words()[..words], SmallVec::<[_; 4]>::new());
-        for group in &groups {
+        for group in &mut groups {
             let (own, others) = std::mem::take(&mut rest).split_at_mut(group.words(depth));
             parts.push((own, group));
             rest = others;
@@ -182,14 +196,23 @@ impl Group {
             let next = ask.then(|| first.wrapping_add((row + R) * depth));
             // SAFETY: as promised.
             let found: [[__m512i; R]; V] = unsafe { of_rows(rows, lanes, depth, next) };
+            // SAFETY: as promised; they were packed with the lanes.
+            let rare: Option<[[__m512i; R]; V]> = self.rare.as_ref().map(|rare| unsafe { rare.of_rows(rows) });
             // lanes behind a vector's columns are overwritten by those of the next one
-            for (found, column) in found.iter().zip((0..).step_by(width)) {
+            for (v, (found, column)) in found.iter().zip((0..).step_by(width)).enumerate() {
                 // SAFETY: the slice has as many numbers as the vector.
                 let units = unsafe { _mm512_loadu_ps(units[column..][..LANES].as_ptr()) };
                 let of_row = |r: usize| {
                     let taken = sums[(row + r).min(count - 1)].wrapping_mul(1 << 7);
                     let found = _mm512_cvtepi32_ps(_mm512_sub_epi32(found[r], _mm512_set1_epi32(taken)));
-                    _mm512_mul_ps(joined(found, digits), units)
+                    let all = match &rare {
+                        Some(rare) => {
+                            let upper = _mm512_cvtepi32_ps(rare[v][r]);
+                            _mm512_add_ps(_mm512_mul_ps(upper, _mm512_set1_ps(256.0)), found)
+                        }
+                        None => joined(found, digits),
+                    };
+                    _mm512_mul_ps(all, units)
                 };
                 if by_row {
                     for r in 0..R {

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::super::super::{MeasuredColumn, ROWS_AHEAD};
 use super::super::{STEP, pack_digits};
-use super::{Group, LANES, NEIGHBOURS, VECTORS};
+use super::{Group, LANES, NEIGHBOURS, Rare, VECTORS};
 use crate::aligned_buf::AlignedBuf;
 use crate::digits::{DIGITS_MIDDLE, Unit};
 use crate::prefetch::prefetch;
@@ -52,7 +52,7 @@ struct Source {
 }
 
 impl Source {
-    /// Source of some columns' lanes. Unused lanes get the first element.
+    /// Source of some columns' lanes. Unused lanes are zeros.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vnni")]
     fn new(columns: &[(usize, Unit)], digits: usize) -> Self {
         let first = columns.iter().map(|(place, _)| *place).min().unwrap_or(0);
@@ -75,7 +75,7 @@ impl Source {
         Source { first, span: last - first + 1, places, inverses, shifts }
     }
 
-    /// One digit in each lane, of elements of a row.
+    /// All digits of an element of a row in each lane.
     ///
     /// # Panics
     /// If the row doesn't have the elements.
@@ -99,68 +99,94 @@ impl Source {
         // nearest, ties to even
         let rounded = _mm512_cvtps_epi32(_mm512_mul_ps(elements, self.inverses));
         let middle = _mm512_set1_epi32(DIGITS_MIDDLE.cast_signed());
-        let digits = _mm512_xor_si512(_mm512_add_epi32(rounded, middle), middle);
-        _mm512_and_si512(_mm512_srlv_epi32(digits, self.shifts), _mm512_set1_epi32(0xff))
+        _mm512_xor_si512(_mm512_add_epi32(rounded, middle), middle)
     }
 }
 
 impl Group {
-    /// Writes the vectors of lanes for each four neighbours of its columns, which are among these. Unused lanes are
-    /// arbitrary.
+    /// Writes the vectors of lanes for each four neighbours of its columns, which are among these, and sets the rare
+    /// digits. Unused lanes are arbitrary.
     ///
     /// # Safety
     /// The processor has the instructions.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vnni")]
-    pub unsafe fn pack(&self, columns: &[MeasuredColumn<'_>], words: &mut [u32]) {
+    pub unsafe fn pack(&mut self, columns: &[MeasuredColumn<'_>], words: &mut [u32]) {
         let columns: SmallVec<[MeasuredColumn<'_>; LANES]> = self.columns.iter().map(|c| columns[*c]).collect();
+        let mut rare = self.rare.take();
         match Beside::new(&columns) {
-            Some(beside) => self.pack_beside(&beside, words),
-            None => self.pack_apart(&columns, words),
+            Some(beside) => self.pack_beside(&beside, words, &mut rare),
+            None => self.pack_apart(&columns, words, &mut rare),
         }
+        self.rare = rare;
     }
 
     /// Packs columns one by one.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vnni")]
-    fn pack_apart(&self, columns: &[MeasuredColumn<'_>], words: &mut [u32]) {
+    fn pack_apart(&self, columns: &[MeasuredColumn<'_>], words: &mut [u32], rare: &mut Option<Rare>) {
+        const FOURS: usize = STEP / NEIGHBOURS;
         let (width, all) = (self.width(), self.vectors() * LANES);
-        let mut digits =
-            AlignedBuf::new(words.len().div_ceil(STEP / NEIGHBOURS * all) * self.digits * STEP / NEIGHBOURS);
+        let of_column = self.digits + usize::from(rare.is_some());
+        let mut digits = AlignedBuf::new(words.len().div_ceil(FOURS * all) * of_column * FOURS);
+        let mut second = AlignedBuf::new(if rare.is_some() { words.len() } else { 0 });
+        second.words().fill(0);
         for (c, column) in columns.iter().enumerate() {
             // SAFETY: the processor has the instructions; the column was measured with its unit.
             unsafe { pack_digits(*column, bytemuck::cast_slice_mut(digits.words())) };
-            let (vectors, _) = digits.words().as_chunks::<{ STEP / NEIGHBOURS }>();
-            for (out, vectors) in words.chunks_mut(STEP / NEIGHBOURS * all).zip(vectors.chunks_exact(self.digits)) {
+            for (step, vectors) in digits.words().as_chunks::<FOURS>().0.chunks_exact(of_column).enumerate() {
                 for (digit, vector) in vectors.iter().enumerate() {
-                    let lane = c / width * LANES + digit * width + c % width;
-                    for (out, near) in out.chunks_exact_mut(all).zip(vector) {
-                        out[lane] = near ^ MIDDLES;
+                    let in_lanes = digit < self.digits;
+                    let (out, flip) = if in_lanes { (&mut *words, MIDDLES) } else { (second.words(), 0) };
+                    let lane = c / width * LANES + digit % self.digits * width + c % width;
+                    for (out, near) in out[step * FOURS * all..].chunks_exact_mut(all).zip(vector) {
+                        out[lane] = near ^ flip;
                     }
                 }
+            }
+        }
+        if let Some(rare) = rare {
+            let (vectors, _) = second.words().as_chunks::<LANES>();
+            for (i, vector) in vectors.iter().enumerate() {
+                rare.add(i / self.vectors() * NEIGHBOURS, i % self.vectors(), vector);
             }
         }
     }
 
     /// Packs columns that are neighbours, all at a time.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vnni")]
-    fn pack_beside(&self, of: &Beside<'_>, words: &mut [u32]) {
+    fn pack_beside(&self, of: &Beside<'_>, words: &mut [u32], rare: &mut Option<Rare>) {
         let mut sources = SmallVec::<[Source; VECTORS]>::new();
         for columns in of.columns.chunks(self.width()) {
             sources.push(Source::new(columns, self.digits));
         }
+        let lowest = _mm512_set1_epi32(0xff);
         let (vectors, _) = words.as_chunks_mut::<LANES>();
         for (four, vectors) in vectors.chunks_exact_mut(sources.len()).enumerate() {
             let first = four * NEIGHBOURS;
-            for (source, out) in sources.iter().zip(vectors) {
+            for (v, (source, out)) in sources.iter().zip(vectors).enumerate() {
                 let mut lanes = _mm512_setzero_si512();
+                let mut second = _mm512_setzero_si512();
                 for n in (0..NEIGHBOURS).rev() {
                     // rows are too far apart for the processor's own prefetching
                     prefetch(of.x.as_ptr().wrapping_add((first + n + ROWS_AHEAD) * of.step + source.first));
                     let digits = source.digits(&of.x[(first + n) * of.step..]);
-                    lanes = _mm512_or_si512(_mm512_slli_epi32::<8>(lanes), digits);
+                    let of_lane = _mm512_and_si512(_mm512_srlv_epi32(digits, source.shifts), lowest);
+                    lanes = _mm512_or_si512(_mm512_slli_epi32::<8>(lanes), of_lane);
+                    if rare.is_some() {
+                        let of_second = _mm512_and_si512(_mm512_srli_epi32::<8>(digits), lowest);
+                        second = _mm512_or_si512(_mm512_slli_epi32::<8>(second), of_second);
+                    }
                 }
                 lanes = _mm512_xor_si512(lanes, _mm512_set1_epi32(MIDDLES.cast_signed()));
                 // SAFETY: there is room for a vector.
                 unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), lanes) };
+                if let Some(rare) = rare
+                    && _mm512_test_epi32_mask(second, second) != 0
+                {
+                    let mut vector = [0; LANES];
+                    // SAFETY: there is room for a vector.
+                    unsafe { _mm512_storeu_si512(vector.as_mut_ptr().cast(), second) };
+                    rare.add(first, v, &vector);
+                }
             }
         }
     }
