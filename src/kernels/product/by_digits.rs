@@ -6,6 +6,7 @@ use super::{Products, TokenProduct, for_each_part};
 use crate::aligned_buf::AlignedBuf;
 use crate::columns::StridedColumn;
 use crate::digits::Activations;
+use crate::dispatch::{Vectorize, vectorized};
 use crate::dot::MAX_COLUMNS;
 use crate::dotprod::{
     ByteProducts, Instruction, MIN_PARALLEL_ELEMENTS, MeasuredColumn, ProductBlock, STRIP, measure_beside,
@@ -115,7 +116,7 @@ impl<'w> Results<'w> {
     ///
     /// # Safety
     /// The outputs are alive and hold these rows of the tokens; nothing else accesses them meanwhile.
-    #[inline]
+    #[inline(always)]
     unsafe fn put(&self, block: ProductBlock<'_>) {
         /// Results that are written at a time.
         const VECTOR: usize = 16;
@@ -179,6 +180,30 @@ impl<'w> Results<'w> {
     fn are_beside(&self, one: usize, next: usize) -> bool {
         let ((out, token), (next, other)) = (self.columns[one], self.columns[next]);
         other == token + 1 && next == out
+    }
+}
+
+/// Results of some rows to write, in the processor's widest vectors.
+struct Put<'p, 'w, 'b> {
+    results: &'p Results<'w>,
+    block: ProductBlock<'b>,
+}
+
+impl<'p, 'w, 'b> Put<'p, 'w, 'b> {
+    /// # Safety
+    /// As [`Results::put`].
+    unsafe fn new(results: &'p Results<'w>, block: ProductBlock<'b>) -> Self {
+        Put { results, block }
+    }
+}
+
+impl Vectorize for Put<'_, '_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        // SAFETY: as promised.
+        unsafe { self.results.put(self.block) };
     }
 }
 
@@ -265,7 +290,7 @@ pub(super) fn by_digits<'w>(
     let results = Results { columns: outputs, factors, factor, bias };
     // SAFETY: `multiply_each` has checked that outputs hold the rows of their tokens and that results don't overlap;
     // each part has different rows.
-    let put = |block: ProductBlock<'_>| unsafe { results.put(block) };
+    let put = |block: ProductBlock<'_>| vectorized(unsafe { Put::new(&results, block) });
     match stored {
         ByteRows::Plain(values) => {
             let all = ByteProducts::new(instruction, columns, &inputs, results.are_by_row());

@@ -2,7 +2,7 @@
 //! multiplied with the same four neighbours of a row, so that no sum crosses lanes. The unsigned operand is the digit,
 //! with 128 added; 128 times the sum of the row's elements is subtracted.
 //!
-//! Columns whose elements mostly take one digit have lanes of it alone, and their second digits are [Rare].
+//! Columns whose elements mostly take one digit are among those of one digit, and their second digits are [Rare].
 
 use std::arch::x86_64::*;
 
@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::super::{DigitColumns, MeasuredColumn, ProductBlock};
 use super::{BLOCK, Instruction, STEP, by_digits};
 use crate::aligned_buf::AlignedBuf;
-use crate::digits::{DIGITS, ONE_DIGIT, TWO_DIGITS};
+use crate::digits::{DIGITS, ONE_DIGIT};
 use crate::layout::MatrixLayout;
 use crate::pool;
 
@@ -24,7 +24,7 @@ use rare::Rare;
 const LANES: usize = 16;
 /// Neighbours in a lane.
 const NEIGHBOURS: usize = 4;
-/// Minimum used lanes of a vector: with fewer, tiles of rows and columns are faster.
+/// Minimum digits of a vector's columns: with fewer, tiles of rows and columns are faster.
 const MIN_LANES: usize = 14;
 /// Maximum vectors of a group: their sums with six rows, and the operands, fill the registers.
 const VECTORS: usize = 4;
@@ -40,14 +40,14 @@ pub(super) fn take(depth: usize) -> bool {
     depth.is_multiple_of(NEIGHBOURS)
 }
 
-/// Columns of a group, all with the same number of digits.
+/// Columns of a group, all with the same number of digits in lanes.
 struct Group {
     columns: SmallVec<[usize; LANES]>,
     /// Digits in lanes.
     digits: usize,
     /// First word of its lanes.
     place: usize,
-    /// Second digits, if they aren't in lanes.
+    /// Second digits of columns that mostly have one.
     rare: Option<Rare>,
 }
 
@@ -67,28 +67,33 @@ impl ColumnLanes {
     ///
     /// # Panics
     /// If a column has another length.
-    pub fn new(instruction: Instruction, depth: usize, columns: &[MeasuredColumn<'_>], by_row: bool) -> Self {
-        assert!(columns.iter().all(|column| column.count == depth));
-        let mut left = by_digits(columns.iter().map(|column| column.unit));
+    pub fn new(instruction: Instruction, depth: usize, all: &[MeasuredColumn<'_>], by_row: bool) -> Self {
+        assert!(all.iter().all(|column| column.count == depth));
+        let mut left = by_digits(all.iter().map(|column| column.unit));
         let mut groups = SmallVec::<[Group; 4]>::new();
         let mut words = 0;
         if instruction == Instruction::Vpdpbusd && take(depth) {
-            let mut group = |columns: &mut SmallVec<[usize; 8]>, digits: usize, rare: Option<Rare>| {
-                let last = columns.len() % (LANES / digits);
-                let taken = if last * digits < MIN_LANES { columns.len() - last } else { columns.len() };
+            // columns of mostly one digit are among those of one
+            let is_mostly_one = |column: &usize| all[*column].unit.is_mostly_one;
+            let [one, two, ..] = &mut left;
+            one.extend(two.iter().copied().filter(is_mostly_one));
+            one.sort_unstable();
+            two.retain(|column| !is_mostly_one(column));
+            for (columns, digits) in left.iter_mut().zip(ONE_DIGIT..) {
+                let last = columns.len() - columns.len() % (LANES / digits);
+                let used: usize = columns[last..].iter().map(|column| all[*column].unit.digits).sum();
+                let taken = if used < MIN_LANES { last } else { columns.len() };
                 for own in columns[..taken].chunks(VECTORS * (LANES / digits)) {
-                    let group = Group { columns: own.into(), digits, place: words, rare: rare.clone() };
+                    let rare = own.iter().any(is_mostly_one).then(Rare::default);
+                    let group = Group { columns: own.into(), digits, place: words, rare };
                     words += group.words(depth);
                     groups.push(group);
                 }
                 columns.drain(..taken);
-            };
-            let two = &mut left[TWO_DIGITS - ONE_DIGIT];
-            let (mut mostly_one, others) = two.iter().copied().partition(|column| columns[*column].unit.is_mostly_one);
-            group(&mut mostly_one, ONE_DIGIT, Some(Rare::default()));
-            *two = others;
-            left.iter_mut().zip(ONE_DIGIT..).for_each(|(columns, digits)| group(columns, digits, None));
-            left[TWO_DIGITS - ONE_DIGIT].extend(mostly_one);
+            }
+            let [one, two, ..] = &mut left;
+            two.extend(one.iter().copied().filter(is_mostly_one));
+            one.retain(|column| !is_mostly_one(column));
         }
         let mut packed = AlignedBuf::new(words);
         let (mut rest, mut parts) = (&mut packed.words()[..words], SmallVec::<[_; 4]>::new());
@@ -98,7 +103,7 @@ impl ColumnLanes {
             rest = others;
         }
         // SAFETY: the processor has the instruction.
-        pool::for_each_mut(&mut parts, |_, (words, group)| unsafe { group.pack(columns, words) });
+        pool::for_each_mut(&mut parts, |_, (words, group)| unsafe { group.pack(all, words) });
         drop(parts);
         ColumnLanes { groups, packed, left, by_row }
     }

@@ -125,14 +125,15 @@ impl Group {
     fn pack_apart(&self, columns: &[MeasuredColumn<'_>], words: &mut [u32], rare: &mut Option<Rare>) {
         const FOURS: usize = STEP / NEIGHBOURS;
         let (width, all) = (self.width(), self.vectors() * LANES);
-        let of_column = self.digits + usize::from(rare.is_some());
-        let mut digits = AlignedBuf::new(words.len().div_ceil(FOURS * all) * of_column * FOURS);
+        let steps = words.len().div_ceil(FOURS * all);
+        let mut digits = AlignedBuf::new(steps * (self.digits + usize::from(rare.is_some())) * FOURS);
         let mut second = AlignedBuf::new(if rare.is_some() { words.len() } else { 0 });
         second.words().fill(0);
         for (c, column) in columns.iter().enumerate() {
+            let digits = &mut digits.words()[..steps * column.unit.digits * FOURS];
             // SAFETY: the processor has the instructions; the column was measured with its unit.
-            unsafe { pack_digits(*column, bytemuck::cast_slice_mut(digits.words())) };
-            for (step, vectors) in digits.words().as_chunks::<FOURS>().0.chunks_exact(of_column).enumerate() {
+            unsafe { pack_digits(*column, bytemuck::cast_slice_mut(digits)) };
+            for (step, vectors) in digits.as_chunks::<FOURS>().0.chunks_exact(column.unit.digits).enumerate() {
                 for (digit, vector) in vectors.iter().enumerate() {
                     let in_lanes = digit < self.digits;
                     let (out, flip) = if in_lanes { (&mut *words, MIDDLES) } else { (second.words(), 0) };

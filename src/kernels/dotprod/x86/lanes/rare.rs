@@ -10,11 +10,11 @@ use super::{LANES, VECTORS};
 type Vector = [u32; LANES];
 
 /// Second digits of a group's columns.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(super) struct Rare([RareVectors; VECTORS]);
 
 /// Second digits of a vector's columns.
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct RareVectors {
     /// First element of each four neighbours with a digit that isn't zero.
     places: Vec<u32>,
