@@ -297,8 +297,8 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(48))]
         #[test]
         fn second_digits_of_few_elements_count_in_every_form(
-            rows in 1usize..60, fours in 25usize..75, count in 1usize..150, large in prop::collection::vec(0usize..100, 0..3),
-            scattered: bool, seed: u32
+            rows in 1usize..60, fours in 25usize..75, count in 1usize..150,
+            large in prop::collection::vec(0usize..100, 0..3), scattered: bool, seed: u32
         ) {
             let depth = 4 * fours;
             let a: Vec<i8> = noise(rows * depth, seed).iter().map(|v| (v * 128.0) as i8).collect();

@@ -25,7 +25,7 @@ const LANES: usize = 16;
 /// Neighbours in a lane.
 const NEIGHBOURS: usize = 4;
 /// Minimum digits of a vector's columns: with fewer, tiles of rows and columns are faster.
-const MIN_LANES: usize = 14;
+const MIN_DIGITS: usize = 14;
 /// Maximum vectors of a group: their sums with six rows, and the operands, fill the registers.
 const VECTORS: usize = 4;
 /// Maximum columns of a group.
@@ -82,7 +82,7 @@ impl ColumnLanes {
             for (columns, digits) in left.iter_mut().zip(ONE_DIGIT..) {
                 let last = columns.len() - columns.len() % (LANES / digits);
                 let used: usize = columns[last..].iter().map(|column| all[*column].unit.digits).sum();
-                let taken = if used < MIN_LANES { last } else { columns.len() };
+                let taken = if used < MIN_DIGITS { last } else { columns.len() };
                 for own in columns[..taken].chunks(VECTORS * (LANES / digits)) {
                     let rare = own.iter().any(is_mostly_one).then(Rare::default);
                     let group = Group { columns: own.into(), digits, place: words, rare };

@@ -1,5 +1,5 @@
-//! Second digits that are mostly zeros: only vectors of lanes with others are kept. Elements that need them are the same
-//! ones in many columns, so that few vectors have any.
+//! Second digits that are mostly zeros: only vectors of lanes with others are kept. Elements that need them are the
+//! same ones in many columns, so that few vectors have any.
 
 use std::arch::x86_64::*;
 
@@ -79,6 +79,6 @@ impl RareVectors {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn loaded(vector: &Vector) -> __m512i {
-    // SAFETY: there are as many words as the vector has.
+    // SAFETY: all words of a vector are there.
     unsafe { _mm512_loadu_si512(vector.as_ptr().cast()) }
 }
