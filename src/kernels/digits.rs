@@ -69,8 +69,8 @@ impl Unit {
     /// mean square of the third digit is at least 4, and for zeros. `None` if the element isn't finite.
     pub fn of(activations: Activations, bits: u32, squares: u32, count: usize) -> Option<Unit> {
         let is_even = bits == 0 || squares as usize / 16 >= count;
-        let of_i8 = || (activations == Activations::I8).then(|| Unit::of_i8(bits, squares, count)).flatten();
-        of_i8().or_else(|| match (activations, is_even) {
+        let of_i8 = if activations == Activations::I8 { Unit::of_i8(bits, squares, count) } else { None };
+        of_i8.or_else(|| match (activations, is_even) {
             (Activations::F32, false) => Unit::of_four(bits),
             (Activations::F32, true) | (_, false) => Unit::of_few(bits),
             (Activations::I8 | Activations::I16, true) => Unit::of_two(bits),
@@ -83,15 +83,11 @@ impl Unit {
         let largest = f32::from_bits(bits);
         // of an element that is 1 in its third digit
         let third = Unit::of_few(bits)?.size * 65536.0;
-        let most = LARGEST_OF_ONE * (squares as f32 / count as f32).sqrt() * third;
+        let limit = LARGEST_OF_ONE * (squares as f32 / count as f32).sqrt() * third;
         let is_known = largest >= SMALLEST_OF_ONE && squares as usize / 4 >= count;
-        let of = |most: f32| Unit {
-            size: most / 127.0,
-            inverse: 127.0 / most,
-            digits: if largest <= most { ONE_DIGIT } else { TWO_DIGITS },
-            is_mostly_one: largest > most,
-        };
-        is_known.then(|| of(largest.min(most)))
+        let (most, is_mostly_one) = (largest.min(limit), largest > limit);
+        let digits = if is_mostly_one { TWO_DIGITS } else { ONE_DIGIT };
+        is_known.then_some(Unit { size: most / 127.0, inverse: 127.0 / most, digits, is_mostly_one })
     }
 
     /// Unit with four digits.

@@ -6,7 +6,8 @@ use smallvec::SmallVec;
 
 use super::super::super::{MeasuredColumn, ROWS_AHEAD};
 use super::super::{STEP, pack_digits};
-use super::{Group, LANES, NEIGHBOURS, Rare, VECTORS};
+use super::rare::{Rare, loaded};
+use super::{Group, LANES, NEIGHBOURS, VECTORS};
 use crate::aligned_buf::AlignedBuf;
 use crate::digits::{DIGITS_MIDDLE, Unit};
 use crate::prefetch::prefetch;
@@ -147,7 +148,7 @@ impl Group {
         if let Some(rare) = rare {
             let (vectors, _) = second.words().as_chunks::<LANES>();
             for (i, vector) in vectors.iter().enumerate() {
-                rare.add(i / self.vectors() * NEIGHBOURS, i % self.vectors(), vector);
+                rare.add(i / self.vectors() * NEIGHBOURS, i % self.vectors(), loaded(vector));
             }
         }
     }
@@ -180,13 +181,8 @@ impl Group {
                 lanes = _mm512_xor_si512(lanes, _mm512_set1_epi32(MIDDLES.cast_signed()));
                 // SAFETY: there is room for a vector.
                 unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), lanes) };
-                if let Some(rare) = rare
-                    && _mm512_test_epi32_mask(second, second) != 0
-                {
-                    let mut vector = [0; LANES];
-                    // SAFETY: there is room for a vector.
-                    unsafe { _mm512_storeu_si512(vector.as_mut_ptr().cast(), second) };
-                    rare.add(first, v, &vector);
+                if let Some(rare) = rare {
+                    rare.add(first, v, second);
                 }
             }
         }

@@ -27,17 +27,15 @@ struct RareVectors {
 impl Rare {
     /// Adds the digits of four neighbours, from an element on, in a vector's columns. Zeros are left out.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-    pub fn add(&mut self, place: usize, vector: usize, digits: &Vector) {
-        if digits.iter().all(|digits| *digits == 0) {
+    pub fn add(&mut self, place: usize, vector: usize, digits: __m512i) {
+        if _mm512_test_epi32_mask(digits, digits) == 0 {
             return;
         }
         let of = &mut self.0[vector];
         of.places.push(place as u32);
-        of.lanes.push(*digits);
-        let taken = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(MIDDLE), loaded(digits));
-        let start = _mm512_sub_epi32(loaded(&of.starts), taken);
-        // SAFETY: there is room for a vector.
-        unsafe { _mm512_storeu_si512(of.starts.as_mut_ptr().cast(), start) };
+        of.lanes.push(stored(digits));
+        let taken = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(MIDDLE), digits);
+        of.starts = stored(_mm512_sub_epi32(loaded(&of.starts), taken));
     }
 
     /// Sums of rows with each lane.
@@ -75,10 +73,20 @@ impl RareVectors {
     }
 }
 
+/// Stores a vector.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn stored(vector: __m512i) -> Vector {
+    let mut words = [0; LANES];
+    // SAFETY: there is room for a vector.
+    unsafe { _mm512_storeu_si512(words.as_mut_ptr().cast(), vector) };
+    words
+}
+
 /// Loads a vector.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn loaded(vector: &Vector) -> __m512i {
+pub(super) fn loaded(vector: &Vector) -> __m512i {
     // SAFETY: all words of a vector are there.
     unsafe { _mm512_loadu_si512(vector.as_ptr().cast()) }
 }
