@@ -216,6 +216,16 @@ impl InstructionSet {
             // SAFETY: the processor has AVX2, FMA and F16C, or this function could not be called.
             unsafe { kernel.run::<simd::x86::Avx2>() }
         }
+        // a function of its own: inlined, it would be compiled once for each caller
+        #[inline(never)]
+        fn baseline<K: Kernel>(kernel: K) -> K::Output {
+            #[cfg(target_arch = "aarch64")]
+            type Vector = simd::neon::Neon;
+            #[cfg(not(target_arch = "aarch64"))]
+            type Vector = simd::Portable;
+            // SAFETY: every processor has these: NEON belongs to 64-bit Arm, and the others are arrays.
+            unsafe { kernel.run::<Vector>() }
+        }
         match self.0 {
             // SAFETY: this value exists only where the processor has the features.
             #[cfg(target_arch = "x86_64")]
@@ -223,12 +233,7 @@ impl InstructionSet {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 | Set::AvxVnni => unsafe { avx2(kernel) },
-            // SAFETY: every processor of this architecture has NEON.
-            #[cfg(target_arch = "aarch64")]
-            _ => unsafe { kernel.run::<simd::neon::Neon>() },
-            // SAFETY: these vectors are arrays.
-            #[cfg(not(target_arch = "aarch64"))]
-            _ => unsafe { kernel.run::<simd::Portable>() },
+            _ => baseline(kernel),
         }
     }
 }

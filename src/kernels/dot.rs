@@ -164,23 +164,41 @@ impl<S: Stored> Kernel for Dots<'_, S> {
     unsafe fn run<L: Lanes>(self) {
         // SAFETY: as promised; `new` has checked the slices.
         unsafe {
-            match self.columns.count() {
-                // memory is read fastest in one stream
-                1 => self.few::<L, 1, 1>(),
-                // as many rows as leave registers for their sums
-                2 => self.few::<L, 4, 2>(),
-                3 if L::REGISTERS >= 32 => self.few::<L, 4, 3>(),
-                4 if L::REGISTERS >= 32 => self.few::<L, 4, 4>(),
-                5 if L::REGISTERS >= 32 => self.few::<L, 4, 5>(),
-                6 if L::REGISTERS >= 32 => self.few::<L, 4, 6>(),
-                7 if L::REGISTERS >= 32 => self.few::<L, 3, 7>(),
-                8 if L::REGISTERS >= 32 => self.few::<L, 3, 8>(),
-                3 => self.few::<L, 3, 3>(),
-                4 => self.few::<L, 2, 4>(),
-                5 => self.few::<L, 2, 5>(),
-                6 => self.few::<L, 2, 6>(),
-                7 => self.few::<L, 1, 7>(),
-                _ => self.few::<L, 1, 8>(),
+            let count = self.columns.count();
+            // memory is read fastest in one stream; for more columns, as many rows as leave registers for their sums
+            if const { L::REGISTERS >= 32 } {
+                match count {
+                    1 => self.few::<L, 1, 1>(),
+                    2 => self.few::<L, 4, 2>(),
+                    3 => self.few::<L, 4, 3>(),
+                    4 => self.few::<L, 4, 4>(),
+                    5 => self.few::<L, 4, 5>(),
+                    6 => self.few::<L, 4, 6>(),
+                    7 => self.few::<L, 3, 7>(),
+                    _ => self.few::<L, 3, 8>(),
+                }
+            } else if const { L::REGISTERS >= 16 } {
+                match count {
+                    1 => self.few::<L, 1, 1>(),
+                    2 => self.few::<L, 4, 2>(),
+                    3 => self.few::<L, 3, 3>(),
+                    4 => self.few::<L, 2, 4>(),
+                    5 => self.few::<L, 2, 5>(),
+                    6 => self.few::<L, 2, 6>(),
+                    7 => self.few::<L, 1, 7>(),
+                    _ => self.few::<L, 1, 8>(),
+                }
+            } else {
+                match count {
+                    1 => self.few::<L, 1, 1>(),
+                    2 => self.few::<L, 1, 2>(),
+                    3 => self.few::<L, 1, 3>(),
+                    4 => self.few::<L, 1, 4>(),
+                    5 => self.few::<L, 1, 5>(),
+                    6 => self.few::<L, 1, 6>(),
+                    7 => self.few::<L, 1, 7>(),
+                    _ => self.few::<L, 1, 8>(),
+                }
             }
         }
     }
@@ -195,36 +213,32 @@ impl<S: Stored> Dots<'_, S> {
     unsafe fn few<L: Lanes, const R: usize, const C: usize>(mut self) {
         let Rows { values, stride, count } = self.rows;
         let (columns, length) = (self.columns.values().as_ptr(), self.columns.length());
-        let mut row = 0;
-        while row < count {
+        for row in (0..count).step_by(R) {
+            let here = R.min(count - row);
             // SAFETY: the rows lie within their slice, and the columns are as long.
-            unsafe {
+            let products = unsafe {
                 let first = values.as_ptr().add(row * stride);
-                if row + R <= count {
-                    let rows = std::array::from_fn(|r| first.add(r * stride));
-                    let next = rows.map(|row: *const S| row.wrapping_add(R * stride));
-                    self.put(row, Tile::<S, R, C> { rows, next, columns, length }.products::<L>());
-                    row += R;
-                } else {
-                    let next = [first.wrapping_add(stride)];
-                    self.put(row, Tile::<S, 1, C> { rows: [first], next, columns, length }.products::<L>());
-                    row += 1;
-                }
-            }
+                // the last tile may have fewer rows: it computes its last one again
+                let rows = std::array::from_fn(|r| first.add(r.min(here - 1) * stride));
+                let next = rows.map(|row: *const S| row.wrapping_add(R * stride));
+                Tile::<S, R, C> { rows, next, columns, length }.products::<L>()
+            };
+            self.put(row, here, products);
         }
     }
 
-    /// Adds the products of columns and some rows to the sums, or overwrites the sums.
+    /// Adds the products of columns and `count` rows to the sums, or overwrites the sums.
     #[inline(always)]
-    fn put<const R: usize, const C: usize>(&mut self, first: usize, products: [[f32; R]; C]) {
+    fn put<const R: usize, const C: usize>(&mut self, first: usize, count: usize, products: [[f32; R]; C]) {
         let Sums { values, row, column } = &mut self.sums;
         for (c, products) in products.iter().enumerate() {
             let start = first * *row + c * *column;
+            let products_of_rows = products.iter().enumerate().take(count);
             match self.factors {
-                None if *row == 1 => values[start..start + R].copy_from_slice(products),
-                None => products.iter().enumerate().for_each(|(r, product)| values[start + r * *row] = *product),
+                None if *row == 1 && count == R => values[start..start + R].copy_from_slice(products),
+                None => products_of_rows.for_each(|(r, product)| values[start + r * *row] = *product),
                 Some(factors) => {
-                    for (r, product) in products.iter().enumerate() {
+                    for (r, product) in products_of_rows {
                         values[start + r * *row] += product * factors.values[(first + r) * factors.row];
                     }
                 }

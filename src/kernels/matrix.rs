@@ -191,16 +191,17 @@ impl<B: Stored> Kernel for Combine<'_, B> {
         let (m, _, n) = self.size;
         // columns in batches that leave registers for the sums of four rows, then one vector at a time
         let mut column = 0;
+        if const { L::REGISTERS >= 32 } {
+            while column + 4 * L::COUNT <= n {
+                // SAFETY: as promised; the columns lie within the rows.
+                column += unsafe { self.rows::<L, 4>(column) };
+            }
+        }
         while column + L::COUNT <= n {
-            let wide = column + 4 * L::COUNT <= n && L::REGISTERS >= 32;
             let pair = column + 2 * L::COUNT <= n;
             // SAFETY: as promised; the columns lie within the rows.
             unsafe {
-                column += match (wide, pair) {
-                    (true, _) => self.rows::<L, 4>(column),
-                    (_, true) => self.rows::<L, 2>(column),
-                    _ => self.rows::<L, 1>(column),
-                };
+                column += if pair { self.rows::<L, 2>(column) } else { self.rows::<L, 1>(column) };
             }
         }
         for i in 0..m {

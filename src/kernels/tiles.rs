@@ -215,13 +215,21 @@ impl<A: Widen, F: Fn(usize) -> (f32, f32)> Kernel for Chunk<'_, A, F> {
     unsafe fn run<L: Lanes>(self) {
         // SAFETY: as promised. Sums, columns and the element of a row have room in the registers.
         unsafe {
-            match (L::REGISTERS, self.packed.width / L::COUNT) {
-                (32.., 4) => self.strips::<L, 6, 4>(),
-                (32.., 3) => self.strips::<L, 8, 3>(),
-                (32.., 2) => self.strips::<L, 12, 2>(),
-                (16.., 2) => self.strips::<L, 6, 2>(),
-                (16.., _) => self.strips::<L, 12, 1>(),
-                _ => self.strips::<L, 4, 1>(),
+            let vectors = self.packed.width / L::COUNT;
+            if const { L::REGISTERS >= 32 } {
+                match vectors {
+                    4 => self.strips::<L, 6, 4>(),
+                    3 => self.strips::<L, 8, 3>(),
+                    2 => self.strips::<L, 12, 2>(),
+                    _ => self.strips::<L, 12, 1>(),
+                }
+            } else if const { L::REGISTERS >= 16 } {
+                match vectors {
+                    2 => self.strips::<L, 6, 2>(),
+                    _ => self.strips::<L, 12, 1>(),
+                }
+            } else {
+                self.strips::<L, 4, 1>();
             }
         }
     }

@@ -264,15 +264,16 @@ impl StoredProducts<'_> {
             if let (Some(blocks), Some(starts)) = (rows.blocks, starts) {
                 let inputs = (digits, columns.map(|column| starts.of(column)));
                 let mut i = 0;
-                while i < count {
-                    // a single column's initial sums and digits are loaded once for two rows
-                    if C == 1 && i + 2 <= count {
+                // a single column's initial sums and digits are loaded once for two rows
+                if const { C == 1 } {
+                    while i + 2 <= count {
                         self.blocks_of_rows::<R, P, C, D, 2>(of, (first, i), (columns, inputs), blocks, products);
                         i += 2;
-                    } else {
-                        self.blocks_of_rows::<R, P, C, D, 1>(of, (first, i), (columns, inputs), blocks, products);
-                        i += 1;
                     }
+                }
+                while i < count {
+                    self.blocks_of_rows::<R, P, C, D, 1>(of, (first, i), (columns, inputs), blocks, products);
+                    i += 1;
                 }
                 return;
             }
