@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Type-checks, lints or links anec for aarch64-apple-darwin on another system; or checks it for iOS.
 #
-#   tools/mac-check.sh [--ios] [--clippy | --link] [cargo arguments…]
+#   tools/mac-check.sh [--ios] [--clippy | --link | --std] [cargo arguments…]
 #
 # Code under cfg(target_os = "macos") can't run elsewhere, but it can be compiled.
 # --ios uses aarch64-apple-ios, which has no program to link: `--ios -p anec-bindings` checks the library for apps.
 #
 # The standard library for the target is the prebuilt one where rustup has it (`rustup target add
 # aarch64-apple-darwin`), or else compiled from source (tools/std-source.sh). C and Objective-C of build scripts is not
-# compiled: a stand-in compiler writes empty objects, which is all that a check needs.
+# compiled: a stand-in compiler writes empty objects, which is all that a check needs. --std provides the standard
+# library and does no more.
 #
 # --link makes a real, ad-hoc signed Mach-O executable with rustup's own rust-lld. PyPI's ziglang gives a C compiler and
 # the symbols of libSystem; the symbols of the Objective-C runtime and of the frameworks are taken from the objc2
@@ -26,6 +27,7 @@ while :; do case ${1-} in
   --ios) target=aarch64-apple-ios; shift;;
   --clippy) verb=clippy; shift;;
   --link) verb=build kind=link; shift;;
+  --std) kind=std; shift;;
   *) break;;
 esac; done
 [ $kind != link ] || [ $target = aarch64-apple-darwin ] || { say "only a program for macOS can be linked"; exit 2; }
@@ -35,6 +37,7 @@ mkdir -p "$cache"
 
 . tools/std-source.sh
 std_for $target $( [ $kind = link ] && echo build || echo check )
+[ $kind != std ] || exit 0
 
 # A C compiler and archiver that write nothing. With an SDKROOT, nothing looks for xcrun.
 bin=$cache/bin sdk=$cache/sdk
