@@ -418,11 +418,11 @@ impl Sequence for Text {
             }
             Stage::Head { first, end } => {
                 let rows = first as usize..end as usize;
-                let column = |t_: usize| (0..HIDDEN).map(|c| hidden[c * t + t_]).collect::<Vec<_>>();
                 let mut logits = vec![0.0; rows.len() * t];
-                for (i, row) in rows.clone().enumerate() {
-                    for t_ in 0..t {
-                        logits[i * t + t_] = logit(row, &column(t_));
+                for t_ in 0..t {
+                    let column: Vec<f32> = (0..HIDDEN).map(|c| hidden[c * t + t_]).collect();
+                    for (i, row) in rows.clone().enumerate() {
+                        logits[i * t + t_] = logit(row, &column);
                     }
                 }
                 return Ok(vec![Tensor::new(vec![1, rows.len(), t, 1], logits)]);
@@ -436,14 +436,18 @@ impl Sequence for Text {
                 hidden[t + t_] += self.memory;
             }
         }
+        // slots that each token is written to
+        let written: Vec<Vec<usize>> = match named.get("cache_begin").map(|p| &p.data) {
+            Some(TensorData::I32(begin)) => (begin[2] as usize..slots).take(t).map(|slot| vec![slot]).collect(),
+            _ => {
+                let mask = named["kv_write_mask"].floats().unwrap();
+                (0..t).map(|t_| (0..slots).filter(|slot| mask[slot * t + t_] == 1.0).collect()).collect()
+            }
+        };
         for layer in first..end {
             let cache = self.caches.entry(layer).or_insert_with(|| vec![0.0; slots * HIDDEN]);
-            for t_ in 0..t {
-                let goes_to = |slot: usize| match named.get("cache_begin").map(|p| &p.data) {
-                    Some(TensorData::I32(begin)) => slot == begin[2] as usize + t_,
-                    _ => named["kv_write_mask"].floats().unwrap()[slot * t + t_] == 1.0,
-                };
-                for slot in (0..slots).filter(|slot| goes_to(*slot)) {
+            for (t_, written) in written.iter().enumerate() {
+                for slot in written {
                     for c in 0..HIDDEN {
                         cache[slot * HIDDEN + c] = cached(hidden[c * t + t_], (cos[t_], sin[t_]));
                     }
