@@ -165,40 +165,22 @@ impl<S: Stored> Kernel for Dots<'_, S> {
         // SAFETY: as promised; `new` has checked the slices.
         unsafe {
             let count = self.columns.count();
+            // numbers of columns, each with the rows that are computed at a time
+            macro_rules! rows_of_columns {
+                ($($columns:literal: $rows:literal),*; $most:literal) => {
+                    match count {
+                        $($columns => self.few::<L, $rows, $columns>(),)*
+                        _ => self.few::<L, $most, MAX_COLUMNS>(),
+                    }
+                };
+            }
             // memory is read fastest in one stream; for more columns, as many rows as leave registers for their sums
             if const { L::REGISTERS >= 32 } {
-                match count {
-                    1 => self.few::<L, 1, 1>(),
-                    2 => self.few::<L, 4, 2>(),
-                    3 => self.few::<L, 4, 3>(),
-                    4 => self.few::<L, 4, 4>(),
-                    5 => self.few::<L, 4, 5>(),
-                    6 => self.few::<L, 4, 6>(),
-                    7 => self.few::<L, 3, 7>(),
-                    _ => self.few::<L, 3, 8>(),
-                }
+                rows_of_columns!(1: 1, 2: 4, 3: 4, 4: 4, 5: 4, 6: 4, 7: 3; 3)
             } else if const { L::REGISTERS >= 16 } {
-                match count {
-                    1 => self.few::<L, 1, 1>(),
-                    2 => self.few::<L, 4, 2>(),
-                    3 => self.few::<L, 3, 3>(),
-                    4 => self.few::<L, 2, 4>(),
-                    5 => self.few::<L, 2, 5>(),
-                    6 => self.few::<L, 2, 6>(),
-                    7 => self.few::<L, 1, 7>(),
-                    _ => self.few::<L, 1, 8>(),
-                }
+                rows_of_columns!(1: 1, 2: 4, 3: 3, 4: 2, 5: 2, 6: 2, 7: 1; 1)
             } else {
-                match count {
-                    1 => self.few::<L, 1, 1>(),
-                    2 => self.few::<L, 1, 2>(),
-                    3 => self.few::<L, 1, 3>(),
-                    4 => self.few::<L, 1, 4>(),
-                    5 => self.few::<L, 1, 5>(),
-                    6 => self.few::<L, 1, 6>(),
-                    7 => self.few::<L, 1, 7>(),
-                    _ => self.few::<L, 1, 8>(),
-                }
+                rows_of_columns!(1: 1, 2: 1, 3: 1, 4: 1, 5: 1, 6: 1, 7: 1; 1)
             }
         }
     }
